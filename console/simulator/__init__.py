@@ -1,0 +1,1 @@
+"""The embedded box that `gpuops demo` runs."""

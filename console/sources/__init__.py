@@ -1,0 +1,1 @@
+"""What we watch. Reads only; a failure is a value."""

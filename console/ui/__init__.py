@@ -1,0 +1,1 @@
+"""Draws a snapshot, sends an action."""
