@@ -59,14 +59,17 @@ class EngineRates(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens_total: float | None = None  # the counter itself, since the engine started
     prompt_tokens_total: float | None = None
     missing: dict[str, str] = msgspec.field(default_factory=dict)
+    #: How to take a value that is there ("as of …"), by field name; "scrape": of the reading as a whole.
+    notes: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Probe(msgspec.Struct, frozen=True):
     """The outcome of one HTTP request to the engine.
 
-    ``status`` is the HTTP status, or None when there was no answer; ``error``
-    is then one of ``refused``, ``timeout``, ``reset``, ``redirect``,
-    ``malformed``, ``unreachable``. ``seconds`` is how long it took.
+    ``status`` is the HTTP status, or None when there was no whole answer; ``error``
+    is then one of ``refused``, ``timeout``, ``reset``, ``malformed``, ``too large``,
+    ``unreachable``. A redirect, never followed, has its status and ``redirect``.
+    ``detail`` says it in words; ``seconds`` is how long it took.
     """
 
     path: str
