@@ -30,16 +30,14 @@ if TYPE_CHECKING:
     from console.sources.nvml_questions import Ask
     from console.sources.nvml_worker import Reader
 
-#: Seconds between looks at fields that hardly change, and at which cards there are.
+#: Seconds between looks at fields that hardly change.
 RARELY = 30.0
-INVENTORY_PERIOD = 10.0
 
 #: Events taken per period at most; a card in trouble can report without end.
 EVENT_LIMIT = 64
 
 #: What stays true of a card while it does not answer.
 STATIC = ("name", "uuid", "memory_total_bytes", "power_limit_w")
-
 
 
 class Chore:
@@ -158,8 +156,9 @@ def _only_static(values: dict[str, object], reason: str) -> tuple[dict[str, obje
 class Driver(Chore):
     """The driver as a whole: which cards it has, and the Xid errors it reports."""
 
-    def __init__(self, proc: str) -> None:
+    def __init__(self, proc: str, inventory_period: float) -> None:
         self.proc = proc
+        self.inventory_period = inventory_period  # seconds between looks at which cards there are
         self.cards: dict[str, Card] = {}
         self.hello: dict[str, object] | None = None
         self.failure: str | None = None  # why there is nothing to read at all
@@ -176,7 +175,7 @@ class Driver(Chore):
                 self._start(ask)
             if monotonic() >= self._due:
                 self._take_inventory(ask)
-                self._due = monotonic() + INVENTORY_PERIOD
+                self._due = monotonic() + self.inventory_period
         except nvml.NVMLError as problem:
             self.failure = self._explain(problem, ask)
             return
@@ -212,12 +211,15 @@ class Driver(Chore):
             card = known.get(address)
             if card is None or (card.handle is None) != (address in withheld):
                 card = Card(address, handles.get(address), len(cards))
+                if address in known:
+                    card.values = known[address].values
             if address in withheld:
-                card.missing = dict.fromkeys(FIELDS, str(problems[0]))
+                card.values, card.missing = _only_static(card.values, str(problems[0]))
                 card.lost = _is_lost(problems[0])
             cards[address] = card
         unnamed = problems[len(withheld) :]
-        self.trouble = f"{len(unnamed)} cards without an address: {unnamed[0]}" if unnamed else None
+        plural = "cards" if len(unnamed) > 1 else "card"
+        self.trouble = f"{len(unnamed)} {plural} without an address: {unnamed[0]}" if unnamed else None
         if not cards:
             self.failure = self.trouble or "no card is bound to the nvidia driver"
         if cards.keys() != known.keys() or self._events is None:

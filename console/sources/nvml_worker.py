@@ -32,6 +32,9 @@ EXIT_UNAVAILABLE = 3
 #: Without persistence mode the driver initialises every card anew: seconds each.
 START_DEADLINE = 60.0
 
+#: Periods between looks at which cards there are.
+INVENTORY_PERIODS = 10
+
 #: Share of a period after which the other cards no longer wait for one.
 PATIENCE = 0.25
 
@@ -268,8 +271,11 @@ def watch(options: dict[str, str]) -> None:
         from console.sources.nvml_cards import Driver
     except ImportError as problem:
         raise Unavailable(f"pynvml (the package nvidia-ml-py) cannot be imported: {problem}") from None
-    periods = (float(options[name]) for name in ("--period", "--processes-period", "--deadline"))
-    Worker(pynvml, Driver(options.get("--proc", "/proc")), *periods).run()
+    period, processes_period, deadline = (
+        float(options[name]) for name in ("--period", "--processes-period", "--deadline")
+    )
+    driver = Driver(options.get("--proc", "/proc"), INVENTORY_PERIODS * period)
+    Worker(pynvml, driver, period, processes_period, deadline).run()
 
 
 def main(arguments: list[str]) -> None:
