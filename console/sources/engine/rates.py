@@ -232,14 +232,28 @@ def _rates(window: Window, sample: Sample, scrape: Scrape, identity: EngineIdent
 
 
 def _put_speeds(draft: _Draft, window: Window, sample: Sample) -> None:
-    before = _baseline(window, sample.at, RATE_SPAN)
     note = None if sample.by_step else "this version counts tokens when a request ends, not as they come"
-    for name, read in _SPEEDS.items():
-        rate = None
-        if before is not None:
-            # Old counters of cached tokens may run ahead of those of prompts within one scrape.
-            rate = max(0.0, read(sample) - read(before)) / (sample.at - before.at)
-        draft.put(name, rate, "a rate needs a second reading", note)
+    for name, count in _SPEEDS.items():
+        draft.put(name, _speed(window, sample, count), "a rate needs a second reading", note)
+
+
+def _speed(window: Window, sample: Sample, count: Callable[[Sample], float]) -> float | None:
+    """Tokens per second over exactly RATE_SPAN, the counter at its begin interpolated.
+
+    Spans of whole ticks would be now three, now four long, and what came in one tick would
+    count more or less than once in the sum of all rates shown. A younger window is taken whole.
+    """
+    begin = sample.at - RATE_SPAN
+    earlier = [one for one in window.samples if one.at < sample.at]
+    if not earlier:
+        return None
+    after = next((one for one in (*earlier, sample) if one.at >= begin), sample)
+    before = next((one for one in reversed(earlier) if one.at <= begin), earlier[0])
+    at, value = max(begin, before.at), count(before)
+    if after.at > before.at and at > before.at:
+        value += (count(after) - value) * (at - before.at) / (after.at - before.at)
+    # Before 0.5.8 cached tokens may run ahead of the prompts they are subtracted from.
+    return max(0.0, count(sample) - value) / (sample.at - at)
 
 
 _SPEEDS: dict[str, Callable[[Sample], float]] = {

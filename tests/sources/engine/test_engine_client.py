@@ -119,7 +119,9 @@ async def test_half_a_body_is_no_body(box, client):
     assert answer.body == b""
 
 
-@pytest.mark.parametrize("junk", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x16\x03\x01\x00\x05hello\r\n\r\n", b"\r\n\r\n"])
+@pytest.mark.parametrize(
+    "junk", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x16\x03\x01\x00\x05hello\r\n\r\n", b"\r\n\r\n"]
+)
 async def test_another_protocol_is_malformed(box, client, junk):
     async def speak(writer):
         writer.write(junk)
@@ -161,7 +163,14 @@ async def test_a_bomb_in_gzip_is_not_unpacked(box, client, reply):
 
 
 @pytest.mark.parametrize(
-    "url", ["http://no-such-host.invalid:1", "http://[::bad", "ftp://127.0.0.1/", "nonsense", "http://127.0.0.1:99999"]
+    "url",
+    [
+        "http://no-such-host.invalid:1",
+        "http://[::bad",
+        "ftp://127.0.0.1/",
+        "nonsense",
+        "http://127.0.0.1:99999",
+    ],
 )
 async def test_an_address_that_leads_nowhere_is_unreachable(url):
     probe = (await EngineClient(url).get("/health", 3.0)).probe
@@ -194,7 +203,10 @@ class TestKey:
         answer = await client.get("/v1/models", 2.0)
         assert box.requests[0][1]["authorization"] == "bearer s3cret-key"
         assert "s3cret" not in repr(client) + repr(answer) + repr(vars(client)["_http"])
-        assert answer.probe.detail == "unauthorised: the service does not accept the API key in service.api_key_file"
+        assert (
+            answer.probe.detail
+            == "unauthorised: the service does not accept the API key in service.api_key_file"
+        )
 
     async def test_a_rotated_key_is_used_at_once(self, box, tmp_path):
         client = self.client(box, tmp_path)
