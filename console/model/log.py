@@ -8,14 +8,15 @@ import msgspec
 
 LineKind = Literal["plain", "phase", "prefill", "decode", "warning", "error", "crash", "noise", "ready"]
 
-#: Order in which a load passes through its phases; the first is silent (imports).
+#: Order in which a load passes through its phases; the first is silent (imports). The scheduler makes its
+#: tree cache, and with it the host cache, once the model worker has captured its graphs.
 PHASES = (
     "starting",
     "distributed",
     "weights",
     "kv-cache",
-    "host-cache",
     "graphs",
+    "host-cache",
     "warm-up",
 )
 Phase = Literal["starting", "distributed", "weights", "kv-cache", "host-cache", "graphs", "warm-up"]
