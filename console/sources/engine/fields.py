@@ -38,7 +38,7 @@ def number(value: Any) -> float | None:
         found = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) and found >= 0 else None
+    return found + 0.0 if math.isfinite(found) and found >= 0 else None  # the sum turns -0.0 into 0.0
 
 
 def integer(value: Any) -> int | None:

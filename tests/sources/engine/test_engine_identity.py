@@ -87,6 +87,12 @@ def test_graph_memory_by_phase_is_added_up(recorded):
     assert read_identity(json.dumps(server).encode(), None, None).graph_gb == 1.75
 
 
+def test_a_model_of_no_weight_weighs_zero_not_minus_zero():
+    """A tiny model on the CPU: the engine rounds a small negative difference."""
+    server = b'{"internal_states": [{"memory_usage": {"weight": -0.0}}]}'
+    assert str(read_identity(server, None, None).weight_gb) == "0.0"
+
+
 def test_replicas_are_added_up(recorded):
     server = json.loads(recorded("server_info-0.5.9.json"))
     server["internal_states"] *= 2
