@@ -68,6 +68,7 @@ class Card(Chore):
         self.handle = handle  # None: the driver lists the card but does not give it out
         self.turn = turn
         self.lost = False
+        self.answered = False  # at least once
         self.values: dict[str, object] = dict.fromkeys(FIELDS)
         self.missing: dict[str, str] = dict.fromkeys(FIELDS, "not read yet")
         self.no_xid: str | None = None  # why its Xid errors are not reported
@@ -95,10 +96,12 @@ class Card(Chore):
             self.processes = None
             self.values, self.missing, self.lost = *_only_static(values, str(problem)), True
             self.look_again = 0.0
+            self.answered = True
             return
         if rare:
             self.look_again = now + RARELY + self.turn  # not all cards in the same second
         self.values, self.missing, self.lost = values, missing, False
+        self.answered = True
 
     @staticmethod
     def _put(
@@ -121,6 +124,10 @@ class Card(Chore):
                 raise
             self.processes = None
             missing["processes"] = str(problem)
+
+    def worth_telling(self, deadline: float) -> bool:
+        """False for a card so new that there is nothing to say of it yet."""
+        return self.answered or self.handle is None or self.obstacle(deadline) is not None
 
     def message(self, deadline: float) -> dict[str, object]:
         """The card as ``CardTelemetry``."""

@@ -200,7 +200,7 @@ class Worker:
         if self.driver.reopening and self.driver.held is not None:
             self._say_starting(self.driver.held)
             return
-        cards = list(self.driver.cards.values())
+        cards = [card for card in self.driver.cards.values() if card.worth_telling(self.deadline)]
         while self.driver.xids:
             at, address, code = self.driver.xids.popleft()
             self._say("xid", at, address=address, code=code)
