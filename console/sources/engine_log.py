@@ -207,7 +207,7 @@ def pairs_equal(text: str) -> dict[str, str]:
 
 # The HTTP server -------------------------------------------------------------------------------
 
-_ACCESS = re.compile(r'INFO: +\S+ - "([A-Z]+) ([^ ?"]*)\S* HTTP/[\d.]+" (\d{3})')
+_ACCESS = re.compile(r'INFO: {1,9}\S+ - "([A-Z]+) ([^ ?"]{0,99})\S* HTTP/[\d.]+" (\d{3})')
 
 #: Paths that only watchers ask for: their access lines would fill the screen.
 _PROBED = frozenset(

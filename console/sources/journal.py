@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -113,16 +112,20 @@ class JournalSource:
         )
 
 
+_Bytes = list[int]
+_Value = str | list[str | int | _Bytes | None] | None
+
+
 class _Entry(msgspec.Struct):
     """One line of ``journalctl -o json``. A field that occurs twice is an array; so are odd bytes."""
 
     cursor: str | None = msgspec.field(default=None, name="__CURSOR")
     at: str | None = msgspec.field(default=None, name="__REALTIME_TIMESTAMP")
-    message: str | list[Any] | None = msgspec.field(default=None, name="MESSAGE")
-    pid: str | list[Any] | None = msgspec.field(default=None, name="_PID")
-    service_run: str | list[Any] | None = msgspec.field(default=None, name="_SYSTEMD_INVOCATION_ID")
-    run: str | list[Any] | None = msgspec.field(default=None, name="INVOCATION_ID")
-    unit: str | list[Any] | None = msgspec.field(default=None, name="UNIT")
+    message: _Value = msgspec.field(default=None, name="MESSAGE")
+    pid: _Value = msgspec.field(default=None, name="_PID")
+    service_run: _Value = msgspec.field(default=None, name="_SYSTEMD_INVOCATION_ID")
+    run: _Value = msgspec.field(default=None, name="INVOCATION_ID")
+    unit: _Value = msgspec.field(default=None, name="UNIT")
 
 
 class EntryDecoder:
@@ -135,17 +138,17 @@ class EntryDecoder:
     def __call__(self, raw: bytes) -> LogLine:
         try:
             entry = self._decode(raw)
-            at = int(entry.at) / 1e6 if entry.at else self._at
-        except (msgspec.DecodeError, ValueError):  # cut by the line limit, or not JSON at all
+        except (msgspec.DecodeError, RecursionError):  # cut by the line limit, or not JSON at all
             text = f"(a journal entry of {len(raw)} bytes is not readable)"
             return LogLine(at=self._at, text=text, kind="warning")
-        self._at = at
+        if entry.at is not None and entry.at.isascii() and entry.at.isdigit() and len(entry.at) <= 17:
+            self._at = int(entry.at) / 1e6
         text = message_text(entry.message)
         manager = entry.unit is not None
         meaning = read_manager_line(text) if manager else read_line(text)
         pid = entry.pid
         return LogLine(
-            at=at,
+            at=self._at,
             text=text,
             kind=meaning.kind,
             cursor=entry.cursor,
@@ -159,7 +162,7 @@ class EntryDecoder:
         )
 
 
-def message_text(message: str | list[Any] | None) -> str:
+def message_text(message: _Value) -> str:
     """A MESSAGE as one printable line of at most TEXT_LIMIT characters and the mark.
 
     journald writes bytes that are not printable UTF-8 as an array of numbers,
@@ -179,15 +182,16 @@ def message_text(message: str | list[Any] | None) -> str:
     return text[:TEXT_LIMIT] + CUT_MARK
 
 
-def _from_array(values: list[Any]) -> str:
-    try:
-        return bytes(values).decode("utf-8", "replace")
-    except (TypeError, ValueError):
-        parts = (value if isinstance(value, str) else _from_array(value) for value in values if value)
-        return " ".join(parts)
+def _from_array(values: Sequence[str | int | _Bytes | None]) -> str:
+    """One message of byte values, or several messages, each a string or byte values."""
+    numbers = [value for value in values if isinstance(value, int)]
+    if numbers:
+        return bytes(number & 0xFF for number in numbers).decode("utf-8", "replace")
+    parts = (_from_array(value) if isinstance(value, list) else value for value in values)
+    return " ".join(part for part in parts if isinstance(part, str))
 
 
-def _one(value: str | list[Any] | None) -> str | None:
+def _one(value: _Value) -> str | None:
     return clean(value) if isinstance(value, str) else None
 
 
