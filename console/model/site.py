@@ -112,7 +112,7 @@ def host_rule(text: str) -> str | None:
 
 
 def path_rule(text: str) -> str | None:
-    return None if text.startswith("/") else "a path from the root, such as /etc/gpuops/profiles"
+    return None if text.startswith("/") else "a path that begins with /"
 
 
 def theme_rule(text: str) -> str | None:

@@ -29,19 +29,26 @@ def read_bytes(path: Path) -> bytes:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise _whole(path, "expected a file, found a directory, pipe or device")
-            if status.st_size > SIZE_LIMIT:
-                raise _whole(path, _too_large(status.st_size))
-            content = file.read(SIZE_LIMIT + 1)
+        try:
+            content = _read_regular(path, descriptor)
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else str(problem)
         raise _whole(path, f"cannot read this file: {reason or problem}") from problem
     if len(content) > SIZE_LIMIT:
         raise _whole(path, _too_large(len(content)))
     return content
+
+
+def _read_regular(path: Path, descriptor: int) -> bytes:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise _whole(path, "expected a file, found a directory, pipe or device")
+    if status.st_size > SIZE_LIMIT:
+        raise _whole(path, _too_large(status.st_size))
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        return file.read(SIZE_LIMIT + 1)
 
 
 def checked_text(content: str | bytes, problems: Problems) -> str:

@@ -20,19 +20,23 @@ if TYPE_CHECKING:
 #: The deepest nesting read. A real file has four levels.
 DEPTH_LIMIT = 8
 
-#: pyyaml's commonest complaints, and what an operator should make of them.
+#: pyyaml's commonest complaints, and what an operator should make of them. Those of something left
+#: open are shown where it was opened, not at the end of the file.
 _PLAINER = {
     "mapping values are not allowed here": 'a ":" that does not fit here; put text that holds ": " in quotes,'
     " or look at the indentation",
-    "could not find expected ':'": 'expected "key: value"; look for a missing ":" or quote',
     "expected <block end>, but found": "this line does not belong here; look at its indentation",
+    "expected the node content": "expected a value here; look for a bracket that stands alone",
+    "found character '\\t'": TAB,
+    "found unknown escape character": "an unknown escape after a backslash; use single quotes for text with"
+    " backslashes",
+}
+_LEFT_OPEN = {
+    "could not find expected ':'": 'expected "key: value"; look for a missing ":" or quote',
     "expected ',' or ']'": 'a list that is not closed; expected "," or "]"',
     "expected ',' or '}'": 'a mapping that is not closed; expected "," or "}"',
     "found unexpected end of stream": "a quote that is not closed",
     "found unexpected document separator": "a quote that is not closed",
-    "found character '\\t'": TAB,
-    "found unknown escape character": "an unknown escape after a backslash; use single quotes for text with"
-    " backslashes",
 }
 
 
@@ -84,13 +88,14 @@ class _Builder:
                         self._stop(line, column, "a second document; a file holds one, so remove this ---")
                 self._take(event, line, column)
         except yaml.MarkedYAMLError as problem:
-            if wrong := problem.problem_mark or problem.context_mark:
+            message, wrong = _plainly(problem)
+            if wrong:
                 line, column = wrong.line + 1, wrong.column + 1
-            self._stop(line, column, _plainly(problem))
-        except (yaml.YAMLError, ValueError, OverflowError) as problem:
+            self._stop(line, column, message)
+        except (yaml.YAMLError, ValueError, OverflowError):
             # pyyaml lets chr() and int() complain of "\UFFFFFFFF" and of a version of 5000 digits:
             # the place is then that of the event before.
-            self._stop(line, column, f"not YAML: {shown(str(problem))}")
+            self._stop(line, column, "not YAML: a number or an escape out of range, hereabouts")
         return self._root
 
     def _stop(self, line: int, column: int, message: str) -> NoReturn:
@@ -125,7 +130,7 @@ class _Builder:
         elif event.anchor is not None:
             message = f"an anchor, &{shown(event.anchor)}; remove it and write the value out where it is used"
         elif isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
-            message = f"a tag, {shown(event.tag)}; remove it"
+            message = f"a tag, {shown(event.tag.replace('tag:yaml.org,2002:', '!!'))}; remove it"
         else:
             return False
         self._problems.add(line, column, message)
@@ -168,11 +173,15 @@ class _Builder:
         self._problems.add(key.line, key.column, message)
 
 
-def _plainly(problem: yaml.MarkedYAMLError) -> str:
-    said = problem.problem or "not YAML"
+def _plainly(problem: yaml.MarkedYAMLError) -> tuple[str, yaml.Mark | None]:
+    """A syntax error in an operator's words, and its place."""
+    said, mark = problem.problem or "", problem.problem_mark or problem.context_mark
+    for complaint, plainer in _LEFT_OPEN.items():
+        if said.startswith(complaint):
+            return plainer, problem.context_mark or mark
     for complaint, plainer in _PLAINER.items():
         if said.startswith(complaint):
-            return plainer
+            return plainer, mark
     if said.startswith("found character") and said.endswith("that cannot start any token"):
-        return f"a value cannot begin with {said.split()[2]}; put it in quotes"
-    return f"not YAML: {shown(said, 120)}"
+        return f"a value cannot begin with {said.split()[2]}; put it in quotes", mark
+    return f"not YAML: {shown(said, 120)}", mark

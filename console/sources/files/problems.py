@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,8 @@ LISTED = 50
 
 #: Text of a file is quoted in a message up to this many characters.
 SHOWN = 60
+
+_USER_IN_URL = re.compile(r"(?<=://)[^/\s]*@")
 
 
 class FileProblem(msgspec.Struct, frozen=True):
@@ -25,7 +28,7 @@ class FileProblem(msgspec.Struct, frozen=True):
     message: str
 
     def __str__(self) -> str:
-        return f"{shown(self.path, len(self.path))}:{self.line}:{self.column}: {self.message}"
+        return f"{shown(self.path, 4096)}:{self.line}:{self.column}: {self.message}"
 
 
 class FileError(Exception):
@@ -54,7 +57,7 @@ class Problems:
         listed = ordered[:LISTED]
         if len(ordered) > LISTED:
             first = ordered[LISTED]
-            more = f"{len(ordered) - LISTED} more problems from here on; mend those above first"
+            more = "and more problems from here on; mend those above first"
             listed.append(FileProblem(self.path, first.line, first.column, more))
         return FileError(tuple(listed))
 
@@ -65,7 +68,11 @@ class Problems:
 
 
 def shown(text: str, limit: int = SHOWN) -> str:
-    """Text from a file as a message may show it: cut, and with its invisible characters written out."""
+    """Text from a file as a message may show it.
+
+    It is cut, invisible characters are written out, and a password in a URL is left out.
+    """
+    text = _USER_IN_URL.sub("…@", text)
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")

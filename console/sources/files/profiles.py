@@ -227,11 +227,14 @@ def _load(root: Table) -> Load:
     if table is None:
         return default
     expect = table.number("expect_s", 1, LONGEST_S)
-    timeout = table.number("timeout_s", 1, LONGEST_S) or default.timeout_s
-    stop = table.number("stop_s", 1, LONGEST_S) or default.stop_s
+    timeout, stop = default.timeout_s, default.stop_s
+    if "timeout_s" in table.mapping.entries:
+        timeout = table.number("timeout_s", 1, LONGEST_S) or LONGEST_S
+    if "stop_s" in table.mapping.entries:
+        stop = table.number("stop_s", 1, LONGEST_S) or LONGEST_S
     if expect is not None and expect >= timeout:
-        node = table.node("timeout_s") or table.node("expect_s")
-        table.tell("timeout_s", node, f"expected more than expect_s, {expect:g}, found {timeout:g}")
+        node = table.node("expect_s")
+        table.tell("expect_s", node, f"expected less than timeout_s, {timeout:g}, found {expect:g}")
     return Load(expect, timeout, stop)
 
 

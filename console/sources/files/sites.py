@@ -14,7 +14,7 @@ from console.sources.files.document import read_document
 from console.sources.files.nodes import Node, Scalar, Sequence
 from console.sources.files.problems import Problems
 from console.sources.files.schema import check_schema
-from console.sources.files.table import Table, nearest
+from console.sources.files.table import Table, nearest, one_line
 
 SYSTEM_SITE = Path("/etc/gpuops/site.yaml")
 
@@ -129,8 +129,19 @@ def _service(root: Table) -> Service:
     return Service(
         unit=table.text("unit", rules.unit_rule) or default.unit,
         url=url.rstrip("/"),
-        api_key_file=table.optional_text("api_key_file", rules.path_rule),
+        api_key_file=_key_file(table),
     )
+
+
+def _key_file(table: Table) -> str | None:
+    """Never quoted in a message: it may be the key itself, put there by mistake."""
+    node = table.node("api_key_file")
+    if node is None or (isinstance(node, Scalar) and node.null):
+        return None
+    if isinstance(node, Scalar) and one_line(node.text) is None and rules.path_rule(node.text) is None:
+        return node.text
+    table.tell("api_key_file", node, "expected the path of a file that holds the key, beginning with /")
+    return None
 
 
 def _keys(root: Table, actions: Collection[str]) -> dict[str, str]:

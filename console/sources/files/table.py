@@ -60,7 +60,7 @@ class Table:
 
     def tell(self, key: str, node: Node | None, message: str) -> None:
         """A problem of a key, at its value's place."""
-        self.tell(key, node, f"{message}")
+        self.add(node, f"{self.name(key)}: {message}")
 
     def expected(self, key: str, node: Node, what: str) -> None:
         self.tell(key, node, f"expected {what}, found {describe(node)}")
@@ -92,8 +92,7 @@ class Table:
 
     def optional_text(self, key: str, rule: Rule | None = None) -> str | None:
         """As ``text``, but the file may say null."""
-        node = self.node(key)
-        return None if _null(node) else self.text(key, rule)
+        return None if _null(self.node(key)) else self.text(key, rule)
 
     def text_of(self, key: str, node: Node, rule: Rule | None = None) -> str | None:
         if isinstance(node, Refused):

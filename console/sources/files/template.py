@@ -90,4 +90,4 @@ def _scalar(text: str | None) -> str:
     """A text as YAML: as it is where that is safe, else in double quotes; None as null."""
     if text is None:
         return "null"
-    return text if _SAFE.fullmatch(text) and text != "null" else json.dumps(text)
+    return text if _SAFE.fullmatch(text) and text != "null" else json.dumps(text, ensure_ascii=False)
