@@ -10,21 +10,20 @@ from typing import Protocol, TypeVar
 from console.model.reading import Reading
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
 class Unavailable(Exception):
     """A source has no value just now; the message says why in words an operator understands."""
 
 
-class Source(Protocol[T_co]):
+class Source(Protocol[T]):
     """Something that is watched: each at its own pace, each with its own deadline."""
 
     name: str
     period: float  # seconds between readings
     deadline: float  # seconds after which an attempt counts as failed
 
-    def watch(self) -> AsyncIterator[Reading[T_co]]:
+    def watch(self) -> AsyncIterator[Reading[T]]:
         """Readings for ever. A failure is a reading with ``error``, never an exception."""
 
 

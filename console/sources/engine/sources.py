@@ -88,7 +88,7 @@ class ModelsSource:
     """``/v1/models``: the served name. The HTTP process knows it, so it answers while the engine is busy."""
 
     name = "models"
-    period = 5.0
+    period = 2.0
     deadline = 2.0
 
     def __init__(self, client: EngineClient, clock: Clock = time.monotonic) -> None:
