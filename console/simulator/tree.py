@@ -1,0 +1,289 @@
+"""The host's /sys, /proc, /etc and /run as a directory tree that a reader cannot tell from the real one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from console.simulator.machine import (
+    AUDIO_CLASS,
+    AUDIO_DEVICE,
+    CARD_NAME,
+    CARDS,
+    CONTAINER,
+    CONTAINER_NAME,
+    DRIVER_VERSION,
+    GPU_CLASS,
+    GPU_DEVICE,
+    HOSTNAME,
+    KERNEL,
+    RAM,
+    VENDOR,
+    VM,
+    CardSlot,
+)
+
+#: Other devices of the host: address, vendor, device, class, driver, IOMMU group.
+_OTHERS = (
+    ("0000:00:00.0", 0x1022, 0x14A4, 0x060000, None, 0),
+    ("0000:00:01.1", 0x1022, 0x14AB, 0x060400, "pcieport", 1),
+    ("0000:20:01.1", 0x1022, 0x14AB, 0x060400, "pcieport", 21),
+    ("0000:62:00.0", 0x1A03, 0x2000, 0x030000, "ast", 58),
+    ("0000:64:00.0", 0x15B3, 0x101D, 0x020000, "mlx5_core", 60),
+    ("0000:66:00.0", 0x144D, 0xA80A, 0x010802, "nvme", 62),
+)
+
+_SYSFS_DEVICES = "sys/bus/pci/devices"
+_SYSFS_DRIVERS = "sys/bus/pci/drivers"
+_GROUPS = "sys/kernel/iommu_groups"
+
+
+class Tree:
+    """The tree under ``root``."""
+
+    def __init__(self, root: Path, booted_at: float) -> None:
+        self.root = root
+        self._booted_at = booted_at
+
+    def create(self) -> None:
+        """Write all of it; what a former box left is removed."""
+        if self.root.exists():
+            shutil.rmtree(self.root)
+        for driver in ("nvidia", "snd_hda_intel", "vfio-pci", "pcieport", "ast", "mlx5_core", "nvme"):
+            folder = self.root / _SYSFS_DRIVERS / driver
+            folder.mkdir(parents=True)
+            for name in ("bind", "unbind", "new_id", "remove_id"):
+                self._write(folder / name, "")
+        self._write(self.root / "sys/bus/pci/drivers_probe", "")
+        self._write(self.root / "sys/bus/pci/rescan", "")
+        (self.root / "sys/class/iommu/ivhd0").mkdir(parents=True)
+        for address, vendor, device, class_code, driver_name, group in _OTHERS:
+            self._function(address, vendor, device, class_code, driver_name, group)
+        self.set_boot_vga("0000:62:00.0")
+        for card in CARDS:
+            self._card(card)
+        self._proc()
+        self._guests()
+
+    # Cards -------------------------------------------------------------------------------------
+
+    def _card(self, card: CardSlot) -> None:
+        self._function(
+            card.address, VENDOR, GPU_DEVICE, GPU_CLASS, "nvidia", card.group, card.numa_node, True
+        )
+        self._function(
+            card.audio, VENDOR, AUDIO_DEVICE, AUDIO_CLASS, "snd_hda_intel", card.group, card.numa_node, True
+        )
+        gpu = self.device(card.address)
+        self._write(gpu / "boot_vga", "0\n")
+        self._write(gpu / "reset_method", "flr bus\n")
+        self._write(gpu / "d3cold_allowed", "1\n")
+        for name in ("control", "runtime_status"):
+            self._write(gpu / "power" / name, "on\n" if name == "control" else "active\n")
+        information = (
+            f"Model: \t\t {CARD_NAME}\n"
+            f"IRQ:   \t\t {181 + 3 * card.index}\n"
+            f"GPU UUID: \t {card.uuid}\n"
+            "Video BIOS: \t 98.02.52.00.02\n"
+            "Bus Type: \t PCIe\n"
+            "DMA Size: \t 52 bits\n"
+            "DMA Mask: \t 0xfffffffffffff\n"
+            f"Bus Location: \t {card.address}\n"
+            f"Device Minor: \t {card.index}\n"
+            f"GPU Firmware: \t {DRIVER_VERSION}\n"
+            "GPU Excluded:\t No\n"
+        )
+        self._write(self.root / "proc/driver/nvidia/gpus" / card.address / "information", information)
+
+    def _function(
+        self,
+        address: str,
+        vendor: int,
+        device: int,
+        class_code: int,
+        driver: str | None,
+        group: int,
+        numa_node: int = 0,
+        card: bool = False,
+    ) -> None:
+        folder = self.device(address)
+        folder.mkdir(parents=True)
+        self._write(folder / "vendor", f"0x{vendor:04x}\n")
+        self._write(folder / "device", f"0x{device:04x}\n")
+        self._write(folder / "class", f"0x{class_code:06x}\n")
+        self._write(folder / "subsystem_vendor", f"0x{vendor:04x}\n")
+        self._write(folder / "subsystem_device", "0x204b\n" if card else "0x0000\n")
+        self._write(folder / "driver_override", "(null)\n")
+        self._write(folder / "numa_node", f"{numa_node}\n")
+        self._write(folder / "power_state", "D0\n")
+        self._write(folder / "enable", "1\n")
+        speed, width = ("32.0 GT/s PCIe", "16") if card else ("16.0 GT/s PCIe", "8")
+        for side in ("current", "max"):
+            self._write(folder / f"{side}_link_speed", f"{speed}\n")
+            self._write(folder / f"{side}_link_width", f"{width}\n")
+        (folder / "config").write_bytes(_config(vendor, device, class_code))
+        if class_code >> 8 == 0x0604:
+            (folder / "pci_bus" / f"{address[:5]}{int(address[5:7], 16) + 1:02x}").mkdir(parents=True)
+        members = self.root / _GROUPS / str(group) / "devices"
+        members.mkdir(parents=True, exist_ok=True)
+        (members / address).symlink_to(f"../../../../bus/pci/devices/{address}")
+        (folder / "iommu_group").symlink_to(f"../../../../kernel/iommu_groups/{group}")
+        if driver is not None:
+            self.bind(address, driver)
+
+    def bind(self, address: str, driver: str | None) -> None:
+        """Move the driver link of a function; None leaves it bound to nothing."""
+        link = self.device(address) / "driver"
+        if link.is_symlink():
+            (link.resolve() / address).unlink(missing_ok=True)
+            link.unlink()
+        if driver is not None:
+            link.symlink_to(f"../../../../bus/pci/drivers/{driver}")
+            (self.root / _SYSFS_DRIVERS / driver / address).symlink_to(f"../../devices/{address}")
+
+    def lose(self, address: str) -> None:
+        """The card has fallen off the bus: reads of its config space give ones."""
+        for function in (address, address[:-1] + "1"):
+            config = self.device(function) / "config"
+            config.write_bytes(b"\xff" * config.stat().st_size)
+
+    def set_boot_vga(self, address: str) -> None:
+        self._write(self.device(address) / "boot_vga", "1\n")
+
+    def device(self, address: str) -> Path:
+        return self.root / _SYSFS_DEVICES / address
+
+    # Processes ---------------------------------------------------------------------------------
+
+    def add_process(
+        self,
+        pid: int,
+        *,
+        name: str,
+        argv: tuple[str, ...],
+        cgroup: str,
+        inner: int | None,
+        parent: int,
+        started_at: float,
+        files: dict[int, str],
+        tcp: str | None = None,
+    ) -> None:
+        """``files`` are descriptors and what they link to; ``tcp`` is its network namespace's table."""
+        folder = self.root / "proc" / str(pid)
+        comm = name[:15]
+        ids = str(pid) if inner is None else f"{pid}\t{inner}"
+        ticks = int((started_at - self._booted_at) * 100)
+        self._write(folder / "comm", f"{comm}\n")
+        self._write(folder / "cmdline", "\0".join(argv) + "\0")
+        self._write(folder / "cgroup", f"0::{cgroup}\n")
+        self._write(
+            folder / "status",
+            f"Name:\t{comm}\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t{pid}\nNgid:\t0\nPid:\t{pid}\n"
+            f"PPid:\t{parent}\nTracerPid:\t0\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nFDSize:\t256\n"
+            f"NStgid:\t{ids}\nNSpid:\t{ids}\nNSpgid:\t{ids}\nThreads:\t41\n",
+        )
+        self._write(
+            folder / "stat",
+            f"{pid} ({comm}) S {parent} {pid} {pid} 0 -1 4194560 91 0 0 0 4120 933 0 0 20 0 41 0 {ticks} "
+            "88212148224 1183220 18446744073709551615 1 1 0 0 0 0 0 16781312 17642 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 0\n",
+        )
+        (folder / "fd").mkdir()
+        for number, target in files.items():
+            (folder / "fd" / str(number)).symlink_to(target)
+        if tcp is not None:
+            self._write(folder / "net/tcp", tcp)
+
+    def set_tcp(self, pid: int, tcp: str) -> None:
+        self._write(self.root / "proc" / str(pid) / "net/tcp", tcp)
+
+    def remove_process(self, pid: int) -> None:
+        shutil.rmtree(self.root / "proc" / str(pid), ignore_errors=True)
+
+    # The rest ----------------------------------------------------------------------------------
+
+    def set_available_memory(self, available: int) -> None:
+        """``available`` in bytes."""
+        total = RAM // 1024
+        self._write(
+            self.root / "proc/meminfo",
+            f"MemTotal:       {total} kB\nMemFree:        {available // 1024 - 4_194_304} kB\n"
+            f"MemAvailable:   {available // 1024} kB\nBuffers:          381204 kB\n"
+            "Cached:         10885312 kB\nSwapTotal:       8388604 kB\nSwapFree:        8388604 kB\n"
+            "HugePages_Total:       0\nHugePages_Free:        0\nHugepagesize:       2048 kB\n",
+        )
+
+    def set_uptime(self, seconds: float) -> None:
+        self._write(self.root / "proc/uptime", f"{seconds:.2f} {seconds * 118:.2f}\n")
+
+    def _proc(self) -> None:
+        driver = (
+            f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER_VERSION}  Release Build  "
+            "(dvs-builder@U22-I3-AE18-09-6)  Thu Oct 15 18:04:22 UTC 2026\n"
+            "GCC version:  gcc version 14.2.0 (Debian 14.2.0-19)\n"
+        )
+        self._write(self.root / "proc/driver/nvidia/version", driver)
+        self._write(self.root / "sys/module/nvidia/version", f"{DRIVER_VERSION}\n")
+        self._write(self.root / "proc/sys/kernel/hostname", f"{HOSTNAME}\n")
+        self._write(self.root / "proc/sys/kernel/osrelease", f"{KERNEL}\n")
+        self._write(self.root / "proc/sys/kernel/random/boot_id", "2f6c1a0e-84b7-4f1d-9c52-70d3e5b8a916\n")
+        self._write(self.root / "proc/stat", f"cpu  0 0 0 0 0 0 0 0 0 0\nbtime {int(self._booted_at)}\n")
+        self._write(self.root / "proc/loadavg", "9.41 8.87 8.32 12/3120 901233\n")
+        self._write(
+            self.root / "proc/devices",
+            "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n507 nvidia-uvm\n508 nvidia-caps\n",
+        )
+        (self.root / "run/qemu-server").mkdir(parents=True)
+        (self.root / "dev").mkdir()
+
+    def _guests(self) -> None:
+        devices = "".join(
+            f"dev{place}: /dev/{name},mode=0666\n"
+            for place, name in enumerate(
+                (*(f"nvidia{card.index}" for card in CARDS), "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+            )
+        )
+        self._write(self.root / f"etc/pve/lxc/{CONTAINER}.conf", container_config(devices))
+        self._write(self.root / f"etc/pve/qemu-server/{VM}.conf", vm_config())
+        self._write(self.root / "etc/hostname", f"{HOSTNAME}\n")
+
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def container_config(devices: str) -> str:
+    """``/etc/pve/lxc/129.conf``; ``pct config`` prints the same keys."""
+    return (
+        f"arch: amd64\ncores: 64\n{devices}features: nesting=1\nhostname: {CONTAINER_NAME}\nmemory: 737280\n"
+        "mp0: /tank/models,mp=/shared\n"
+        "net0: name=eth0,bridge=vmbr0,hwaddr=BC:24:11:7A:90:3E,ip=dhcp,type=veth\n"
+        f"onboot: 1\nostype: debian\nrootfs: local-zfs:subvol-{CONTAINER}-disk-0,size=200G\nswap: 0\n"
+    )
+
+
+def vm_config() -> str:
+    """``/etc/pve/qemu-server/100.conf``: the machine that sometimes takes all eight cards."""
+    cards = "".join(f"hostpci{card.index}: {card.slot},pcie=1\n" for card in CARDS)
+    return (
+        "agent: enabled=1\nbios: ovmf\nboot: order=scsi0\ncores: 32\ncpu: host\n"
+        f"efidisk0: local-zfs:vm-{VM}-disk-0,efitype=4m,size=1M\n{cards}machine: q35\nmemory: 262144\n"
+        "meta: creation-qemu=10.1.2,ctime=1762251120\nname: gpu-vm\n"
+        "net0: virtio=BC:24:11:4F:2D:A1,bridge=vmbr0\nnuma: 1\nonboot: 0\nostype: l26\n"
+        f"scsi0: local-zfs:vm-{VM}-disk-1,iothread=1,size=256G\nscsihw: virtio-scsi-single\n"
+        "smbios1: uuid=6c1f2b0e-51d8-4a0f-9d3c-2b7a8f4ce190\nsockets: 1\n"
+        "vmgenid: 0b9e7d54-3f6a-4c18-8a21-d5e04c7b96f3\n"
+    )
+
+
+def _config(vendor: int, device: int, class_code: int) -> bytes:
+    """The first 256 bytes of a function's config space, as far as anybody reads them."""
+    head = bytearray(256)
+    head[0:2] = vendor.to_bytes(2, "little")
+    head[2:4] = device.to_bytes(2, "little")
+    head[4:6] = b"\x06\x04"
+    head[6:8] = b"\x10\x00"
+    head[8] = 0xA1
+    head[9:12] = class_code.to_bytes(3, "little")
+    head[14] = 0x01 if class_code >> 8 == 0x0604 else 0x80 if vendor == VENDOR else 0x00
+    return bytes(head)
