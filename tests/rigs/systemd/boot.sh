@@ -1,9 +1,11 @@
 #!/bin/bash
-# Becomes systemd as PID 1 of a machine: boot.sh ROOT SCRATCH HOSTNAME
-# Started by unshare with new pid, mount, uts, ipc, net and cgroup namespaces. ROOT is only read;
-# what the machine writes goes to a tmpfs mounted at SCRATCH, seen in here alone.
+# Becomes systemd as PID 1 of a machine: boot.sh ROOT SCRATCH HOSTNAME [FOLDER...]
+# Started by unshare with new pid, mount, uts, ipc, cgroup and perhaps net namespaces. ROOT is only
+# read; what the machine writes goes to a tmpfs mounted at SCRATCH, seen in here alone. Each FOLDER
+# of the host is there at the same path.
 set -euo pipefail
 root=$1 scratch=$2 name=$3
+shift 3
 
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$scratch"
@@ -27,6 +29,11 @@ mount -t devpts -o newinstance,ptmxmode=666 devpts dev/pts
 ln -s pts/ptmx dev/ptmx
 ln -s /proc/self/fd dev/fd
 touch dev/console
+
+for folder; do
+    mkdir -p ".$folder"
+    mount --bind "$folder" ".$folder"
+done
 
 hostname "$name"
 echo "$name" >etc/hostname

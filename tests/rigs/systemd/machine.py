@@ -1,4 +1,4 @@
-"""A machine with a real systemd, as a container has it: PID 1 of namespaces of its own, network included."""
+"""A machine with a real systemd, as a container has it: PID 1 of namespaces of its own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from console.transport.container import ContainerRunner
 from console.transport.local import LocalRunner
 
 BOOT = Path(__file__).with_name("boot.sh")
-NAMESPACES = ("--pid", "--mount", "--uts", "--ipc", "--net", "--cgroup")
+NAMESPACES = ("--pid", "--mount", "--uts", "--ipc", "--cgroup")
 _JOIN = ("-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w")  # the same, plus its root and working directory
 UNITS = "etc/systemd/system"
 
@@ -25,13 +26,27 @@ _HIERARCHIES = ("", "unified", "systemd", "memory", "pids")
 
 
 class Machine:
-    """Boots on ``start``; all that it wrote is gone after ``stop``. Needs root."""
+    """Boots on ``start``; all that it wrote is gone after ``stop``. Needs root.
 
-    def __init__(self, root: Path, scratch: Path, name: str = "gpuct") -> None:
+    Its network is its own, without a way out, unless ``host_network``. ``folders`` of the host are
+    bound into it at the same path.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        scratch: Path,
+        name: str = "gpuct",
+        *,
+        host_network: bool = False,
+        folders: Sequence[Path] = (),
+    ) -> None:
         self.name = name
         self.pid = 0  # of its init, as this host counts
         self._root = root
         self._scratch = scratch
+        self._host_network = host_network
+        self._folders = tuple(folders)
         self._groups = [
             group / f"gpuops-{name}-{os.getpid()}"
             for group in (Path("/sys/fs/cgroup", part) for part in _HIERARCHIES)
@@ -59,7 +74,10 @@ class Machine:
         for group in self._groups:
             group.mkdir(exist_ok=True)
         command = ["unshare", "--fork", "--kill-child", *NAMESPACES]
+        if not self._host_network:
+            command.append("--net")
         command += ["bash", str(BOOT), str(self._root), str(self._scratch), self.name]
+        command += map(str, self._folders)
         with log.open("wb") as output:
             self._unshare = subprocess.Popen(
                 ["sh", "-c", _ENTER_GROUPS, "sh", *map(str, self._groups), "--", *command],
