@@ -47,7 +47,7 @@ _COUNT = re.compile(r"count\b.*?\bfrom\s+(\d+)\s+to\s+(\d+)", re.IGNORECASE)
 _CAPITAL = re.compile(r"capital(?: city)? of ((?:the )?[A-Za-z ]+)", re.IGNORECASE)
 
 _PROSE = (
-    "A mixture-of-experts layer keeps many small feed-forward networks and sends each token to a few of them. "
+    "A mixture-of-experts layer keeps many small feed-forward networks and sends each token to a few. "
     "The router scores the experts for every token, and only the best scored ones do work. "
     "That is why a model can hold a trillion weights and still read a small share of them per token. "
     "What limits the speed is then memory bandwidth, since each step has to read the chosen weights once. "

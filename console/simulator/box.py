@@ -115,8 +115,7 @@ class Box:
         self.tree.create()
         self.processes.container_init(self._booted_at)
         await self.service.revive(self._wanted_port)
-        root_of_container = self.tree.root / "proc" / str(CONTAINER_INIT) / "root"
-        root_of_container.symlink_to(os.path.relpath(self.rootfs, root_of_container.parent))
+        self.tree.link_root(CONTAINER_INIT, self.rootfs)
         self._boot_log()
         self._strike()
         self._keep_files()
@@ -162,11 +161,12 @@ class Box:
             probe.close()
 
     def _site(self) -> str:
+        directory = json.dumps(str(self.directory.absolute()))
         return (
             f"# Written by the simulated box; it is gone with it.\nschema: 1\nhost: {HOSTNAME}\n"
             f"container: {{kind: lxc, id: {CONTAINER}}}\nvm: {{id: {VM}}}\n"
             f"service:\n  unit: {self.service.unit.id}\n  url: http://127.0.0.1:{self.service.port}\n"
-            f"simulated:\n  directory: {json.dumps(str(self.directory.absolute()))}\n  nvml: {self._nvml_mode}\n"
+            f"simulated:\n  directory: {directory}\n  nvml: {self._nvml_mode}\n"
         )
 
     async def _live(self, last: float) -> None:
@@ -232,8 +232,8 @@ class Box:
         pid = run.schedulers[_XID_CARD] if run and len(run.schedulers) > _XID_CARD else 0
         who = f"pid={pid}, name=sglang::schedul" if pid else "pid='<unknown>', name=<unknown>"
         what = (
-            "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_4 faulted @ 0x7f3a_2c41d000. "
-            "Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"
+            "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_4 faulted @ "
+            "0x7f3a_2c41d000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"
             if code == 31
             else "Graphics SM Warp Exception on (GPC 2, TPC 1, SM 0): Out Of Range Address"
         )

@@ -93,9 +93,10 @@ class ChatDesk:
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or _DEFAULT_LIMIT
         if len(prompt) + limit > self._spec.model.context_length:
             words = (
-                f"Requested token count exceeds the model's maximum context length of "
-                f"{self._spec.model.context_length} tokens. You requested a total of {len(prompt) + limit} tokens: "
-                f"{len(prompt)} tokens from the input messages and {limit} tokens for the completion."
+                "Requested token count exceeds the model's maximum context length of "
+                f"{self._spec.model.context_length} tokens. You requested a total of "
+                f"{len(prompt) + limit} tokens: {len(prompt)} tokens from the input messages and {limit} "
+                "tokens for the completion."
             )
             reply.send(400, _error(words))
             return

@@ -62,7 +62,8 @@ def unit_file(port: int) -> str:
     """The unit as the operator wrote it."""
     arguments = " \\\n    ".join(argument.format(port=port) for argument in _ARGUMENTS)
     return (
-        "[Unit]\nDescription=SGLang inference server\nAfter=network-online.target\nWants=network-online.target\n"
+        "[Unit]\nDescription=SGLang inference server\nAfter=network-online.target\n"
+        "Wants=network-online.target\n"
         "StartLimitIntervalSec=1200\nStartLimitBurst=3\n\n"
         "[Service]\nType=exec\nEnvironment=SGLANG_ENABLE_SPEC_V2=True\n"
         f"ExecStart={PYTHON} -m sglang.launch_server \\\n    {arguments}\n"

@@ -21,13 +21,16 @@ from console.simulator.faults import Faults
 from console.simulator.load import Source, duration, server_args
 from console.simulator.spec import DRAFT_GB, VERSION, EngineSpec
 from console.simulator.traffic import Traffic, graph_memory
-from console.simulator.web import Call, Reply, WebServer
+from console.simulator.web import REASONS, Call, Reply, WebServer
 
 #: Seconds between two steps of the scheduler.
 TICK_S = 0.25
 
 #: SGLANG_HEALTH_CHECK_TIMEOUT's default.
 HEALTH_TIMEOUT_S = 20.0
+
+#: The first version seen with ``/ready``; the versions that Kimi-K2.5's flags fit have none.
+READY_SINCE = "0.5.20"
 
 State = Literal["down", "loading", "warming", "up", "draining"]
 
@@ -167,10 +170,9 @@ class Engine:
 
     def _access(self, call: Call, status: int) -> None:
         self.counters.http(call.path, call.method, status)
-        words = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
-        words[503] = "Service Unavailable"
         query = "?" + "&".join(f"{key}={value}" for key, value in call.query.items()) if call.query else ""
-        text = f'INFO:     {call.client} - "{call.method} {call.path}{query} HTTP/1.1" {status} {words.get(status, "")}'
+        request = f"{call.method} {call.path}{query} HTTP/1.1"
+        text = f'INFO:     {call.client} - "{request}" {status} {REASONS.get(status, "")}'
         self._log(text.rstrip(), "main", 0, None)
 
     async def _health(self, call: Call, reply: Reply) -> None:
@@ -184,7 +186,8 @@ class Engine:
             reply.send(503)
             return
         self._say_rank(
-            f"Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, token usage: {self.traffic.usage:.2f}, "
+            "Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, "
+            f"token usage: {self.traffic.usage:.2f}, "
             f"#running-req: {len(self.traffic.running)}, #queue-req: {len(self.traffic.waiting)}, "
             "#pending-token: 0, cuda graph: False, input throughput (token/s): 0.97",
             began,
@@ -207,6 +210,9 @@ class Engine:
         )
 
     async def _ready(self, call: Call, reply: Reply) -> None:
+        if not _since(READY_SINCE):
+            reply.send(404, b'{"detail":"Not Found"}')
+            return
         reply.send(200 if self.state == "up" else 503)
 
     async def _ping(self, call: Call, reply: Reply) -> None:
@@ -405,16 +411,22 @@ class Engine:
 
     async def _flush_cache(self, call: Call, reply: Reply) -> None:
         busy = self.traffic is not None and (self.traffic.running or self.traffic.waiting)
-        text = (
-            (b"Flush cache failed.\n" if busy else b"Cache flushed.\n")
-            + b"Please check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"
-        )
+        text = b"Flush cache failed.\n" if busy else b"Cache flushed.\n"
+        text += b"Please check backend logs for more details. (When there are running or waiting requests, "
+        text += b"the operation will not be performed.)\n"
         reply.send(400 if busy else 200, text, "text/plain; charset=utf-8")
 
     @property
     def _spec(self) -> EngineSpec:
         assert self.spec is not None  # the port is bound only while an engine runs
         return self.spec
+
+
+def _since(version: str) -> bool:
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    return numbers(VERSION) >= numbers(version)
 
 
 def _json(value: object) -> bytes:

@@ -102,8 +102,8 @@ def _starting(spec: EngineSpec) -> Iterator[Step]:
     yield Step(
         after=3.1,
         source="bare",
-        text=f"{_PACKAGES}/launch_server.py:64: UserWarning: 'python -m sglang.launch_server' is still supported, "
-        "but 'sglang serve' is the recommended entrypoint.\n"
+        text=f"{_PACKAGES}/launch_server.py:64: UserWarning: 'python -m sglang.launch_server' is still "
+        "supported, but 'sglang serve' is the recommended entrypoint.\n"
         "  Example: sglang serve --model-path <model> [options]\n  warnings.warn(",
     )
     yield Step(after=7.4, text=f"server_args={server_args(spec)}")
@@ -189,7 +189,8 @@ def _kv_cache(spec: EngineSpec) -> Iterator[Step]:
     if spec.model.model_type == "qwen3_5_moe":
         yield from _everyone(
             spec,
-            "Mamba Cache is allocated. max_mamba_cache_size: 486, conv_state size: 0.18GB, ssm_state size: 10.68GB ",
+            "Mamba Cache is allocated. max_mamba_cache_size: 486, conv_state size: 0.18GB, "
+            "ssm_state size: 10.68GB ",
             1.0,
         )
     yield from _everyone(
@@ -235,7 +236,8 @@ def _graphs(spec: EngineSpec, until: float = 1.0) -> Iterator[Step]:
     for name, per_request, seconds, size in plan:
         yield from _everyone(
             spec,
-            f"Capture {name} CUDA graph begin. backend=full, num_tokens_per_req={per_request}, avail mem={free:.2f} GB",
+            f"Capture {name} CUDA graph begin. backend=full, num_tokens_per_req={per_request}, "
+            f"avail mem={free:.2f} GB",
             0.2,
         )
         each = (seconds - 0.4) / (len(sizes) + 1)
@@ -296,8 +298,9 @@ def _warm_up(spec: EngineSpec) -> Iterator[Step]:
     yield Step(
         after=0.9,
         source="rank",
-        text="Prefill batch, #new-seq: 1, #new-token: 28, #cached-token: 0, token usage: 0.00, #running-req: 0, "
-        "#queue-req: 0, #pending-token: 0, cuda graph: False, input throughput (token/s): 2.11",
+        text="Prefill batch, #new-seq: 1, #new-token: 28, #cached-token: 0, token usage: 0.00, "
+        "#running-req: 0, #queue-req: 0, #pending-token: 0, cuda graph: False, "
+        "input throughput (token/s): 2.11",
     )
     path = "/v1/chat/completions" if spec.model.multimodal else "/generate"
     yield Step(after=WARM_UP_S - 2.6, text=f'INFO:     127.0.0.1:{{client}} - "POST {path} HTTP/1.1" 200 OK')
@@ -346,10 +349,10 @@ def _out_of_memory(spec: EngineSpec) -> Iterator[Step]:
         "                        ^^^^^^^^^^^^^^^^^^^^^\n"
         f'  File "{_PACKAGES}/srt/model_executor/cuda_graph_runner.py", line 398, in __init__\n'
         "    self.capture()\n"
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB. GPU 5 has a total capacity of "
-        "94.97 GiB of which 1.61 GiB is free. Including non-PyTorch memory, this process has 93.35 GiB memory in "
-        "use. Of the allocated memory 90.88 GiB is allocated by PyTorch, and 412.51 MiB is reserved by PyTorch "
-        "but unallocated.\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB. GPU 5 has a total capacity "
+        "of 94.97 GiB of which 1.61 GiB is free. Including non-PyTorch memory, this process has 93.35 GiB "
+        "memory in use. Of the allocated memory 90.88 GiB is allocated by PyTorch, and 412.51 MiB is "
+        "reserved by PyTorch but unallocated.\n"
         "\n"
         "During handling of the above exception, another exception occurred:\n"
         "\n"

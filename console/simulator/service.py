@@ -25,6 +25,7 @@ from console.simulator.systemd import Unit, span
 
 RESTART_S = 15.0
 DRAIN_S = 2.0
+STOP_TIMEOUT_S = 90.0
 START_LIMIT_S = 1200.0
 START_LIMIT_BURST = 3
 
@@ -192,18 +193,22 @@ class EngineService:
         await self._end_life()
         left = len(self._engine.traffic.running) if self._engine.traffic else 0
         self._engine.drain()
-        self.log(
+        for text in (
             "SIGTERM received. signum=None frame=None. Draining requests and shutting down...",
-            "main",
-            0,
-            None,
-        )
-        self.log(
-            f"Gracefully exiting... Remaining number of requests {left}. Remaining requests remaining_rids=[].",
-            "main",
-            0,
-            None,
-        )
+            f"Gracefully exiting... Remaining number of requests {left}. "
+            "Remaining requests remaining_rids=[].",
+        ):
+            self.log(text, "main", 0, None)
+        if "hang" in self._faults:  # what the scheduler does not finish is not drained
+            await asyncio.sleep(STOP_TIMEOUT_S / self._speed)
+            self._manager_says(f"{unit.id}: State 'stop-sigterm' timed out. Killing.", 4)
+            self._manager_says(f"{unit.id}: Main process exited, code=killed, status=9/KILL", 5)
+            self._manager_says(f"{unit.id}: Failed with result 'timeout'.", 4)
+            await self._gone(2, 9)
+            unit.result = "timeout"
+            unit.state("failed", "failed", self._clock.wall())
+            self._manager_says(f"Stopped {unit.id} - {unit.description}.")
+            return 0, ""
         await asyncio.sleep(DRAIN_S / self._speed)
         await self._gone(1, 0)
         now = self._clock.wall()
@@ -358,6 +363,7 @@ class EngineService:
         if self._run is not None:
             self._processes.stop(self._run)
             self._run = None
+        self._faults.clear("hang")  # the next scheduler runs
         self.pinned_bytes = 0
         self.unit.main_pid = 0
         self.unit.exit_code, self.unit.exit_status = code, status
@@ -422,7 +428,7 @@ class EngineService:
             "TimeoutStopUSec": "1min 30s",
             "StartLimitIntervalUSec": "20min",
             "StartLimitBurst": str(START_LIMIT_BURST),
-            "ExecStart": f"{{ path={found.argv[0] if found.argv else ''} ; argv[]={argv} ; ignore_errors=no ; "
+            "ExecStart": f"{{ path={argv.partition(' ')[0]} ; argv[]={argv} ; ignore_errors=no ; "
             f"start_time=[{began}] ; stop_time=[n/a] ; pid={unit.main_pid} ; code=(null) ; status=0/0 }}",
             "Environment": " ".join(found.environment),
             "FragmentPath": found.fragment,

@@ -49,10 +49,7 @@ class Request:
         self.streaming = streaming
         self.served = served  # a client over HTTP waits for it and paces it
         self.to_prefill = prompt - cached
-        self.first_token: float | None = None
         self.produced = 0.0
-        self.reported = 0
-        self.verified = 0.0
 
     @property
     def length(self) -> int:
@@ -157,17 +154,11 @@ class Traffic:
 
     def produce(self, request: Request, tokens: float) -> None:
         """``tokens`` more of a request came out."""
-        if request.first_token is None:
-            request.first_token = self._now
-            self.counters.observe(
-                "time_to_first_token_seconds",
-                max(0.0, self._now - request.arrived),
-                TTFT_BUCKETS,
-                is_streaming=str(request.streaming).lower(),
-            )
+        before = int(request.produced)
         request.produced += tokens
-        self._log_tokens += tokens
-        self.counters.add_rank("realtime_tokens_total", tokens, mode="decode")
+        whole = int(request.produced) - before
+        self._log_tokens += whole
+        self.counters.add_rank("realtime_tokens_total", whole, mode="decode")
 
     def finish(self, request: Request, aborted: bool = False) -> None:
         """The request has ended: the tokenizer process counts it."""
@@ -241,8 +232,13 @@ class Traffic:
             for request in batch:
                 request.to_prefill = 0
                 self._recent_hits.append((request.prompt, request.cached))
-                self.counters.observe_rank(
-                    "queue_time_seconds", max(0.0, now - request.arrived), QUEUE_BUCKETS
+                queued = max(0.0, now - request.arrived - elapsed) + self._rng.expovariate(180)
+                self.counters.observe_rank("queue_time_seconds", queued, QUEUE_BUCKETS)
+                self.counters.observe(
+                    "time_to_first_token_seconds",
+                    queued + spent + 0.03,
+                    TTFT_BUCKETS,
+                    is_streaming=str(request.streaming).lower(),
                 )
                 self.running.append(request)
             self._make_room()
@@ -282,11 +278,10 @@ class Traffic:
         each = total_rate / count * left
         produced = 0.0
         for request in own:
-            first = request.first_token is None
             tokens = min(each * self._rng.uniform(0.93, 1.07), request.output - request.produced)
             self.produce(request, tokens)
             produced += tokens
-            if request.streaming and not first:
+            if request.streaming:
                 self.counters.observe(
                     "inter_token_latency_seconds", left / max(each, 1e-6), ITL_BUCKETS, max(1, round(tokens))
                 )

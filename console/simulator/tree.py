@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -185,13 +186,19 @@ class Tree:
         self._write(
             folder / "stat",
             f"{pid} ({comm}) S {parent} {pid} {pid} 0 -1 4194560 91 0 0 0 4120 933 0 0 20 0 41 0 {ticks} "
-            "88212148224 1183220 18446744073709551615 1 1 0 0 0 0 0 16781312 17642 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 0\n",
+            "88212148224 1183220 18446744073709551615 1 1 0 0 0 0 0 16781312 17642 0 0 0 17 3 "
+            "0 0 0 0 0 0 0 0 0 0 0 0 0\n",
         )
         (folder / "fd").mkdir()
         for number, target in files.items():
             (folder / "fd" / str(number)).symlink_to(target)
         if tcp is not None:
             self._write(folder / "net/tcp", tcp)
+
+    def link_root(self, pid: int, rootfs: Path) -> None:
+        """``/proc/PID/root`` of a process with its own root."""
+        link = self.root / "proc" / str(pid) / "root"
+        link.symlink_to(os.path.relpath(rootfs, link.parent))
 
     def set_tcp(self, pid: int, tcp: str) -> None:
         self._write(self.root / "proc" / str(pid) / "net/tcp", tcp)
@@ -248,8 +255,11 @@ class Tree:
 
     @staticmethod
     def _write(path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True)
+            path.write_text(text, encoding="utf-8")
 
 
 def container_config(devices: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 _HEAD_LIMIT = 64 * 1024
 _BODY_LIMIT = 64 * 1024 * 1024
 
-_REASONS = {
+REASONS = {
     200: "OK",
     400: "Bad Request",
     401: "Unauthorized",
@@ -54,10 +54,8 @@ class Reply:
         """Server-sent events follow."""
         self.status = 200
         self.streaming = True
-        head = self._head(200)
-        self._writer.write(
-            f"{head}content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-        )
+        fields = "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        self._writer.write(f"{self._head(200)}{fields}".encode())
 
     async def chunk(self, data: bytes) -> None:
         """ConnectionError when the client has gone."""
@@ -73,7 +71,7 @@ class Reply:
 
     def _head(self, status: int) -> str:
         connection = "" if self._keep_alive else "connection: close\r\n"
-        return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\nserver: uvicorn\r\n{connection}"
+        return f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\nserver: uvicorn\r\n{connection}"
 
 
 Handler = Callable[[Call, Reply], Awaitable[None]]
