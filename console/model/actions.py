@@ -1,0 +1,93 @@
+"""The one registry of what an operator can do: keys, footer, help and palette are all drawn from it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Group = Literal["look", "change", "console"]
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing an operator can do.
+
+    ``id`` is stable: it is what a site file's ``keys`` remaps and what the audit
+    trail records. A ``dangerous`` action is not bound at all in read-only mode.
+    """
+
+    id: str
+    keys: str  # as Textual names them, several with commas between
+    shown: str  # the key as the footer and the help write it
+    label: str  # one word for the footer
+    help: str
+    group: Group
+    dangerous: bool = False
+    needs_root: bool = False
+    footer: bool = True
+
+
+ACTIONS: tuple[Action, ...] = (
+    Action(
+        id="log",
+        keys="l",
+        shown="l",
+        label="log",
+        help="The journal full screen: filter with /, follow with f, back with escape.",
+        group="look",
+    ),
+    Action(
+        id="processes",
+        keys="p",
+        shown="p",
+        label="processes",
+        help="Who is on the cards: container, unit, the pid inside, and what belongs to nobody.",
+        group="look",
+    ),
+    Action(
+        id="sources",
+        keys="d",
+        shown="d",
+        label="sources",
+        help="Every source with the age of its last word, and why it has no newer one.",
+        group="look",
+    ),
+    Action(
+        id="theme",
+        keys="T",
+        shown="T",
+        label="theme",
+        help="The next theme: dark, light, high contrast, and the terminal's own sixteen colours.",
+        group="console",
+        footer=False,
+    ),
+    Action(
+        id="palette",
+        keys="colon,ctrl+p",
+        shown=":",
+        label="palette",
+        help="Find an action by typing part of its name.",
+        group="console",
+    ),
+    Action(
+        id="help",
+        keys="question_mark,f1",
+        shown="?",
+        label="help",
+        help="What the focused panel shows, and every key.",
+        group="console",
+    ),
+    Action(
+        id="quit",
+        keys="q,ctrl+q",
+        shown="q",
+        label="quit",
+        help="Leave the console. Nothing on the host changes.",
+        group="console",
+    ),
+)
+
+
+def allowed(read_only: bool) -> tuple[Action, ...]:
+    """The actions that may be bound at all."""
+    return tuple(action for action in ACTIONS if not (read_only and action.dangerous))

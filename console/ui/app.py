@@ -1,0 +1,249 @@
+"""The console: composes the panels, hands them a snapshot once a second, and routes actions."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding
+from textual.containers import Container
+from textual.screen import Screen
+
+from console.model.actions import Action, allowed
+from console.model.site import Site
+from console.model.snapshot import Snapshot
+from console.ui import glyphs as glyph_sets
+from console.ui import terminal, themes
+from console.ui.cards import Cards
+from console.ui.charts import Charts
+from console.ui.footer import Footer
+from console.ui.header import Header
+from console.ui.layout import heights
+from console.ui.log import Log
+from console.ui.panel import Panel
+from console.ui.screens.page import Page
+from console.ui.service import Service
+from console.ui.spans import SpanScreen
+
+#: Seconds between two frames. NVML averages over up to a second: faster costs more and tells no more.
+TICK = 1.0
+
+#: Extra frames at the start, in seconds, so that the first readings show as they come.
+FIRST_TICKS = (0.1, 0.25, 0.5, 0.75)
+
+
+class Watch(Protocol):
+    """What the screen needs of the monitor."""
+
+    async def run(self) -> None: ...
+    async def close(self) -> None: ...
+    def snapshot(self) -> Snapshot: ...
+
+
+class Dashboard(SpanScreen):
+    """The one screen: header, cards, service, charts, log, footer."""
+
+    def __init__(self, actions: tuple[Action, ...], glyphs: glyph_sets.Glyphs) -> None:
+        super().__init__()
+        self.header = Header(glyphs, id="header")
+        self.cards = Cards(glyphs, id="cards")
+        self.service = Service(glyphs, id="service")
+        self.charts = Charts(glyphs, id="charts")
+        self.log_panel = Log(glyphs, id="log")
+        self.footer = Footer(actions, glyphs, id="footer")
+        self._middle = Container(self.service, self.charts, id="middle")
+        self._shared: object = None
+
+    def compose(self) -> ComposeResult:
+        yield self.header
+        yield self.cards
+        yield self._middle
+        yield self.log_panel
+        yield self.footer
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        return (self.header, self.cards, self.service, self.charts, self.log_panel, self.footer)
+
+    def share(self, cards: int) -> None:
+        """Give each panel its rows; nothing happens while neither the terminal nor the cards change."""
+        width, height = self.app.size
+        wanted = heights(width, height - 2, cards)
+        if wanted == self._shared:
+            return
+        self._shared = wanted
+        for panel, rows in (
+            (self.cards, wanted.cards),
+            (self.service, wanted.service),
+            (self.charts, wanted.charts),
+            (self.log_panel, wanted.log),
+        ):
+            panel.display = rows > 0
+            panel.styles.height = rows
+        self._middle.set_class(wanted.side_by_side, "side-by-side")
+
+    def draw(self, snapshot: Snapshot) -> None:
+        self.share(len(snapshot.cards))
+        for panel in self.panels:
+            if panel.display:
+                panel.draw(snapshot)
+
+
+class Console(App[int]):
+    """Owns the clock of the screen and nothing else; nothing here waits for anything."""
+
+    TITLE = "gpuops"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = "f12"  # the registry binds the palette
+    BINDINGS: ClassVar[list[Binding]] = []  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        watch: Watch,
+        site: Site,
+        *,
+        read_only: bool = False,
+        encoding: str | None = None,
+        theme: str | None = None,
+    ) -> None:
+        super().__init__(css_path=styles_directory() / "console.tcss")
+        self.animation_level = "none"
+        self._watch_site = watch
+        self._site = site
+        self._actions = allowed(read_only or site.read_only)
+        self._glyphs = glyph_sets.choose(encoding if encoding is not None else sys.stdout.encoding)
+        for known in themes.THEMES:
+            self.register_theme(known)
+        self.theme = theme or themes.choose(site.theme, os.environ)
+        for action in self._actions:
+            self.bind(action.keys, f"do('{action.id}')", description=action.label)
+        self._dashboard = Dashboard(self._actions, self._glyphs)
+
+    def get_default_screen(self) -> Dashboard:
+        return self._dashboard
+
+    def on_mount(self) -> None:
+        self.set_keymap(self._site.keys)
+        terminal.leave_on_hangup(self._leave_now)
+        self._terminal = terminal.watched_descriptor()
+        self.draw()
+        self.run_worker(self._watch_site.run(), name="monitor", exit_on_error=True)
+        for delay in FIRST_TICKS:
+            self.set_timer(delay, self.draw)
+        self.set_interval(TICK, self.draw)
+        self.call_after_refresh(self._second_frame)
+
+    def _second_frame(self) -> None:
+        """What is too heavy to import before something is on the screen."""
+        self._dashboard.charts.ready = True
+        self._dashboard.charts.redraw()
+
+    def draw(self) -> None:
+        """One frame: one snapshot, one batch."""
+        if self._terminal is not None and terminal.gone(self._terminal):
+            self._leave_now()
+            return
+        snapshot = self._watch_site.snapshot()
+        with self.batch_update():
+            screen = self.screen
+            if isinstance(screen, Dashboard | Page):
+                screen.draw(snapshot)
+            else:
+                self._dashboard.draw(snapshot)
+
+    def on_resize(self) -> None:
+        self._dashboard.share(len(self._watch_site.snapshot().cards))
+
+    async def on_unmount(self) -> None:
+        await self._watch_site.close()
+
+    def _leave_now(self) -> None:
+        terminal.end_for_certain()
+        self.exit(terminal.HUNG_UP)
+
+    # -- actions -------------------------------------------------------------
+
+    async def action_do(self, name: str) -> None:
+        """Every key, footer click and palette entry comes through here."""
+        handlers: dict[str, Callable[[], object]] = {
+            "log": self._open_log,
+            "processes": self._open_processes,
+            "sources": self._open_sources,
+            "theme": self._next_theme,
+            "palette": self.action_command_palette,
+            "help": self._open_help,
+            "quit": lambda: self.exit(0),
+        }
+        handlers[name]()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterator[SystemCommand]:
+        for action in self._actions:
+            if action.id != "palette":
+                yield SystemCommand(action.label.capitalize(), action.help, _Do(self, action.id))
+        for theme in themes.THEMES:
+            yield SystemCommand(f"Theme: {theme.name}", "Change the colours now", _Wear(self, theme.name))
+
+    def _open(self, page: Page) -> None:
+        if isinstance(self.screen, Page):
+            self.pop_screen()
+        self.push_screen(page)
+        self.call_after_refresh(self.draw)
+
+    def _open_log(self) -> None:
+        from console.ui.screens.log import LogPage, LogView
+
+        self._open(LogPage(LogView(self._glyphs, id="log-view"), Header(self._glyphs)))
+
+    def _open_processes(self) -> None:
+        from console.ui.screens.processes import Processes
+
+        self._open(Page(Processes(self._glyphs), Header(self._glyphs)))
+
+    def _open_sources(self) -> None:
+        from console.ui.screens.sources import SourcesPanel
+
+        self._open(Page(SourcesPanel(self._glyphs), Header(self._glyphs)))
+
+    def _open_help(self) -> None:
+        from console.ui.screens.help import Help
+
+        focused = self.screen.focused
+        title, words = "", ""
+        if isinstance(focused, Panel):
+            title, words = focused.TITLE, focused.HELP
+        self.push_screen(Help(title, words, self._actions))
+
+    def _next_theme(self) -> None:
+        names = [theme.name for theme in themes.THEMES]
+        self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+
+
+class _Do:
+    """Runs an action from the palette."""
+
+    def __init__(self, app: Console, name: str) -> None:
+        self._app, self._name = app, name
+
+    async def __call__(self) -> None:
+        await self._app.action_do(self._name)
+
+
+class _Wear:
+    """Puts a theme on from the palette."""
+
+    def __init__(self, app: Console, theme: str) -> None:
+        self._app, self._theme = app, theme
+
+    def __call__(self) -> None:
+        self._app.theme = self._theme
+
+
+def styles_directory() -> Path:
+    """The stylesheets: beside the package in the source tree, inside it when installed."""
+    package = Path(__file__).parent.parent
+    installed = package / "_data" / "styles"
+    return installed if installed.is_dir() else package.parent / "styles"

@@ -1,0 +1,111 @@
+"""Two charts: tokens a second, and accept length, over the same window."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from console.model.snapshot import Snapshot
+from console.ui import words
+from console.ui.panel import Panel
+from console.ui.plot import bucketed, ceiling, plot, window_for
+from console.ui.rows import Row, Span, fit, heading
+
+_AXIS = 6
+_GAP = 2
+
+
+class Charts(Panel):
+    """Side by side from 56 cells on; below that, tokens a second alone."""
+
+    TITLE = "TOKENS/S"
+    HELP: ClassVar[str] = (
+        "Left: generated tokens a second. Right: tokens per verify step of speculative decoding;\n"
+        "1 gains nothing, the top is the draft's steps plus one. Both over the window on the axis,\n"
+        "as means of full buckets of 5 s or more. A gap is time without a reading, not a zero."
+    )
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self._drawn: tuple[object, ...] = ()
+        self._lines: tuple[list[str], list[str]] = ([], [])
+        #: The first frame is painted before plotext is imported.
+        self.ready = False
+
+    def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
+        two = width >= 56
+        left = (width - _GAP) // 2 if two else width
+        right = width - _GAP - left
+        first = heading(self.TITLE, self._rate_note(snapshot), left, self.glyphs)
+        if two:
+            second = heading("ACCEPT LENGTH", self._accept_note(snapshot), right, self.glyphs)
+            first = [*fit(first, left), Span(" " * _GAP), *second]
+        rows = [first]
+        if height < 4 or not self.ready:
+            return rows
+        rates, accepts = self._plots(snapshot, left, right, height - 1, two)
+        for index in range(height - 1):
+            row: Row = [Span(f"{rates[index] if index < len(rates) else '':<{left}}", "bar")]
+            if two:
+                row += [
+                    Span(" " * _GAP),
+                    Span(f"{accepts[index] if index < len(accepts) else '':<{right}}", "bar-second"),
+                ]
+            rows.append([span for part in row for span in _axis(part, self.glyphs.plot)])
+        return rows
+
+    def _plots(
+        self, snapshot: Snapshot, left: int, right: int, height: int, two: bool
+    ) -> tuple[list[str], list[str]]:
+        """Drawn anew only when a bucket has filled or the room has changed."""
+        window, bucket = window_for(left - _AXIS)
+        drawn = (int(snapshot.now // bucket), left, right, height)
+        if drawn == self._drawn:
+            return self._lines
+        columns = window // bucket
+        rates = bucketed(
+            [(point.at, point.decode_tokens_per_s) for point in snapshot.history],
+            bucket,
+            columns,
+            snapshot.now,
+        )
+        accepts = bucketed(
+            [(point.at, point.accept_length) for point in snapshot.history], bucket, columns, snapshot.now
+        )
+        steps = snapshot.identity.speculative_steps if snapshot.identity is not None else None
+        top = ceiling(accepts, 2.0) if steps is None else float(steps + 1)
+        self._lines = (
+            plot(
+                rates,
+                width=left,
+                height=height,
+                low=0.0,
+                high=ceiling(rates, 10.0),
+                bucket=bucket,
+                glyphs=self.glyphs,
+            ),
+            plot(accepts, width=right, height=height, low=1.0, high=top, bucket=bucket, glyphs=self.glyphs)
+            if two
+            else [],
+        )
+        self._drawn = drawn
+        return self._lines
+
+    def _rate_note(self, snapshot: Snapshot) -> Row:
+        rates = snapshot.rates.current(snapshot.now)
+        return [Span(words.rate(None if rates is None else rates.decode_tokens_per_s), "bar")]
+
+    def _accept_note(self, snapshot: Snapshot) -> Row:
+        rates = snapshot.rates.current(snapshot.now)
+        if rates is None or rates.accept_length is None:
+            off = rates is not None and "off" in rates.missing.get("accept_length", "")
+            return [Span("n/a: speculation is off" if off else words.UNKNOWN, "dim")]
+        return [Span(f"{rates.accept_length:.2f}", "bar-second")]
+
+
+def _axis(span: Span, marker: str) -> list[Span]:
+    """The axis in a quiet colour, the curve in its own."""
+    for sign in ("┤", "│"):
+        start = span.text.find(sign, 0, _AXIS + 2)
+        if start >= 0:
+            return [Span(span.text[: start + 1], "dim"), Span(span.text[start + 1 :].rstrip("│"), span.role)]
+    return [Span(span.text, "dim" if "now" in span.text else span.role)]

@@ -1,0 +1,60 @@
+"""The characters that draw bars, marks and rules, for a UTF-8 terminal and for any other."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Glyphs(msgspec.Struct, frozen=True):
+    """One set. Every state has its own mark, so that colour is never the only sign."""
+
+    bar: str
+    bar_half: str
+    bar_rest: str
+    rule: str
+    dot: str
+    warn: str
+    bad: str
+    idle: str
+    work: str
+    ellipsis: str
+    separator: str
+    plot: str  # plotext's marker
+
+
+UNICODE = Glyphs("━", "╸", "─", "─", "●", "▲", "✖", "○", "◐", "…", "·", "braille")
+ASCII = Glyphs("=", "-", ".", "-", "*", "!", "X", "o", "~", "~", "|", "*")
+
+_PLAIN = {
+    "·": "|",
+    "…": "~",
+    "×": "x",
+    "–": "-",
+    "—": "-",
+    "’": "'",
+    "°": "",
+    "─": "-",
+    "┤": "|",
+    "│": "|",
+    "└": "+",
+    "┬": "+",
+    "┴": "+",
+    "├": "|",
+    "┌": "+",
+    "┐": "+",
+    "┘": "+",
+    "✓": "v",
+    "σ": "s",
+}
+
+
+def choose(encoding: str | None) -> Glyphs:
+    """By the encoding of the terminal's output."""
+    return UNICODE if (encoding or "").lower().replace("-", "") == "utf8" else ASCII
+
+
+def plain(text: str) -> str:
+    """The text in ASCII: known signs by their likeness, any other character by ``?``."""
+    if text.isascii():
+        return text
+    return "".join(_PLAIN.get(one, one if one.isascii() else "?") for one in text)

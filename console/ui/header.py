@@ -1,0 +1,96 @@
+"""The first row: where, what is served, its state, and the clock."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from console.model.snapshot import Snapshot
+from console.model.state import HEALTHY, StateName
+from console.ui import words
+from console.ui.glyphs import Glyphs
+from console.ui.panel import Panel
+from console.ui.rows import Row, Span, clip, fit, width_of
+
+_BLOCKS: dict[StateName, str] = {
+    "ready": "block-good",
+    "busy": "block-good",
+    "starting": "block-warn",
+    "warming-up": "block-warn",
+    "stopping": "block-warn",
+    "degraded": "block-warn",
+    "stopped": "block-idle",
+    "unreachable": "block-bad",
+    "hung": "block-bad",
+    "crashed": "block-bad",
+    "crash-looping": "block-bad",
+}
+
+
+def mark_of(name: StateName, glyphs: Glyphs) -> str:
+    """A sign for the state, besides its word and colour."""
+    if name in HEALTHY:
+        return glyphs.dot
+    if name in ("starting", "warming-up", "stopping"):
+        return glyphs.work
+    return {"stopped": glyphs.idle, "degraded": glyphs.warn}.get(name, glyphs.bad)
+
+
+def state_block(snapshot: Snapshot, glyphs: Glyphs) -> Row:
+    """The state as a coloured block, with what belongs to it: phase and time left, or for how long."""
+    state = snapshot.state
+    text = f" {mark_of(state.name, glyphs)} {state.words} "
+    row: Row = [Span(text, _BLOCKS[state.name])]
+    if state.eta_s is not None:
+        row.append(Span(f" ready in ~{words.span(state.eta_s)}", "text"))
+    elif state.elapsed_s is not None:
+        row.append(Span(f" {words.span(state.elapsed_s)}", "text"))
+    elif state.name in (*HEALTHY, "degraded"):
+        unit = snapshot.unit.value
+        since = unit.started_at if unit is not None else None
+        if since is not None:
+            row.append(Span(f" up {words.span(snapshot.wall - since)}", "text"))
+    return row
+
+
+class Header(Panel, can_focus=False):
+    """One row; under 80 cells it drops the clock first, then the cards, then the model."""
+
+    def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
+        glyphs = self.glyphs
+        name: Row = [Span(" "), Span(snapshot.host, "title"), Span(" ")]
+        state = state_block(snapshot, glyphs)
+        model = self._model(snapshot)
+        cards = _cards(snapshot)
+        clock: Row = [Span(time.strftime("%H:%M:%S", time.localtime(snapshot.wall)), "dim"), Span(" ")]
+        read_only: Row = [Span(" read-only ", "block-idle"), Span(" ")] if snapshot.site.read_only else []
+        must = width_of(name) + width_of(state)
+        if must > width:
+            return [fit(state, width)]
+        left: Row = [*name, *state]
+        right: Row = []
+        room = width - must
+        for part, optional in ((model, False), (read_only, False), (cards, True), (clock, True)):
+            wide = width_of(part) + 2
+            if part and wide <= room:
+                room -= wide
+                (right if optional else left).extend([Span("  "), *part])
+        gap = width - width_of(left) - width_of(right)
+        return [[*left, Span(" " * max(0, gap)), *right]]
+
+    def _model(self, snapshot: Snapshot) -> Row:
+        served = snapshot.served_names[0] if snapshot.served_names else None
+        if served is None and snapshot.profile is not None:
+            served = snapshot.profile.served_name
+        return [] if served is None else [Span(clip(served, 32, self.glyphs), "accent")]
+
+
+def _cards(snapshot: Snapshot) -> Row:
+    """``8 CT 129`` or ``6 CT 129 · 2 VM 100``: how many cards are on which side."""
+    sides = Counter(card.owner.words for card in snapshot.cards)
+    row: Row = []
+    for side, many in sides.most_common():
+        bad = side == "lost"
+        row += [Span(" · ", "dim")] if row else []
+        row.append(Span(f"{many} {side}", "bad" if bad else "text"))
+    return row

@@ -1,0 +1,94 @@
+"""The log panel: the newest lines, phases marked, health probes folded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from console.model.log import LineKind, LogLine
+from console.model.snapshot import Snapshot
+from console.ui.glyphs import Glyphs
+from console.ui.panel import Panel
+from console.ui.rows import Row, Span, clip, heading
+
+_ROLES: dict[LineKind, str] = {
+    "plain": "text",
+    "phase": "accent",
+    "prefill": "dim",
+    "decode": "text",
+    "warning": "warn",
+    "error": "bad",
+    "crash": "bad",
+    "noise": "dim",
+    "ready": "good",
+}
+
+
+def line_row(line: LogLine, width: int, glyphs: Glyphs) -> Row:
+    """One line with the time journald gave it; the engine's own copy of the time is left out."""
+    clock = time.strftime("%H:%M:%S ", time.localtime(line.at)) if width >= 40 else ""
+    text = _without_stamp(line.text)
+    return [Span(clock, "dim"), Span(clip(text, max(0, width - len(clock)), glyphs), _ROLES[line.kind])]
+
+
+def _without_stamp(text: str) -> str:
+    """``[2026-11-30 00:12:40 TP0] Load…`` as ``TP0 Load…``."""
+    if text.startswith("[20"):
+        stamp, closed, rest = text[1:].partition("] ")
+        if closed and len(stamp) >= 19 and stamp[4] == "-" and stamp[13] == ":":
+            rank = stamp[19:].lstrip(".0123456789,").strip()
+            return f"{rank} {rest}" if rank else rest
+    return text
+
+
+def folded(lines: Sequence[LogLine], wanted: int) -> list[LogLine | int]:
+    """The newest ``wanted`` rows: lines, and counts in place of runs of noise."""
+    found: list[LogLine | int] = []
+    run = 0
+    for line in reversed(lines):
+        if line.kind == "noise":
+            run += 1
+            continue
+        if run:
+            found.append(run)
+            run = 0
+        if len(found) >= wanted:
+            break
+        found.append(line)
+    else:
+        if run:
+            found.append(run)
+    return list(reversed(found[:wanted]))
+
+
+def log_rows(entries: Iterable[LogLine | int], width: int, glyphs: Glyphs) -> list[Row]:
+    return [
+        [Span(f"{glyphs.separator * 3} {entry} health probes and like lines", "dim")]
+        if isinstance(entry, int)
+        else line_row(entry, width, glyphs)
+        for entry in entries
+    ]
+
+
+class Log(Panel):
+    """The last lines of the service's journal."""
+
+    TITLE = "LOG"
+    HELP: ClassVar[str] = (
+        "The service's journal, newest at the bottom, with the time journald gave each line.\n"
+        "Load phases stand out; health probes and their access lines are folded into a count.\n"
+        "l opens it full screen, with a filter."
+    )
+
+    def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
+        words = [word for word in snapshot.sources if word.name == "journal"]
+        note: Row = [Span(snapshot.site.service.unit, "dim")]
+        if words and words[0].error is not None:
+            note = [Span(clip(words[0].error, max(0, width - 8), self.glyphs), "warn")]
+        rows = [heading(self.TITLE, note, width, self.glyphs)]
+        rows += log_rows(folded(snapshot.log, height - 1), width, self.glyphs)
+        return rows
+
+    def on_click(self) -> None:
+        self.app.run_worker(self.app.run_action("log"), exclusive=False)

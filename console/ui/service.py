@@ -1,0 +1,221 @@
+"""The service panel: what the engine does right now, or how far its load is."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+from console.model.engine import EngineRates, Quantiles
+from console.model.log import PhaseTime
+from console.model.snapshot import Snapshot
+from console.ui import words
+from console.ui.glyphs import Glyphs
+from console.ui.panel import Panel
+from console.ui.rows import Row, Span, bar, clip, fit, heading
+
+_CELL = 26
+_LABEL = 9
+
+_PHASE_WORDS = {
+    "starting": "start",
+    "distributed": "init",
+    "weights": "weights",
+    "kv-cache": "KV cache",
+    "graphs": "graphs",
+    "host-cache": "host KV",
+    "warm-up": "warm-up",
+}
+
+
+class Fact(NamedTuple):
+    """A labelled value; the order in which facts are listed is their importance."""
+
+    label: str
+    value: str
+    role: str = "text"
+
+
+def facts(snapshot: Snapshot) -> list[Fact]:
+    """What the engine does, most important first."""
+    rates = snapshot.rates.value or EngineRates()
+    stale = snapshot.rates.stale(snapshot.now)
+    role = "dim" if stale else "text"
+    strong = "dim" if stale else "accent"
+    speculation = _acceptance(rates)
+    return [
+        Fact("decode", _with(words.rate(rates.decode_tokens_per_s), " tok/s"), strong),
+        Fact("accept", speculation, "dim" if rates.accept_length is None else strong),
+        Fact("prefill", _with(words.rate(rates.prefill_tokens_per_s), " tok/s"), role),
+        Fact("running", _requests(rates), "warn" if rates.requests_queued else role),
+        Fact("KV", _kv(rates), "warn" if (rates.kv_usage_ratio or 0) > 0.95 else role),
+        Fact("TTFT", _quantiles(rates.ttft), role),
+        Fact("ITL", _quantiles(rates.itl), role),
+        Fact("cache hit", words.percent(rates.cache_hit_ratio), role),
+        Fact("e2e", _quantiles(rates.e2e), role),
+        Fact("requests", _with(words.rate(rates.requests_per_s), "/s"), role),
+        Fact("retracted", _with(words.rate(rates.retractions_per_min), "/min"), role),
+        Fact("host KV", _host_cache(rates), role),
+        Fact("aborted", _with(words.rate(rates.aborted_per_min), "/min"), role),
+        Fact("accept %", _accept_rate(rates), role),
+    ]
+
+
+def _with(text: str, unit: str) -> str:
+    return text if text == words.UNKNOWN else text + unit
+
+
+def _acceptance(rates: EngineRates) -> str:
+    if rates.accept_length is not None:
+        return f"{rates.accept_length:.2f} tok/step"
+    return "n/a" if "off" in rates.missing.get("accept_length", "") else words.UNKNOWN
+
+
+def _accept_rate(rates: EngineRates) -> str:
+    return "n/a" if rates.accept_rate is None else words.percent(rates.accept_rate)
+
+
+def _requests(rates: EngineRates) -> str:
+    if rates.requests_running is None:
+        return words.UNKNOWN
+    queued = f", {rates.requests_queued} queued" if rates.requests_queued is not None else ""
+    return f"{rates.requests_running}{queued}"
+
+
+def _kv(rates: EngineRates) -> str:
+    if rates.kv_usage_ratio is None:
+        return words.UNKNOWN
+    total = f" of {words.count(rates.kv_total_tokens)}" if rates.kv_total_tokens else ""
+    return words.percent(rates.kv_usage_ratio) + total
+
+
+def _quantiles(found: Quantiles) -> str:
+    """p50 and p99."""
+    if found.p50 is None:
+        return words.UNKNOWN
+    return f"{words.latency(found.p50)} {words.latency(found.p99)}"
+
+
+def _host_cache(rates: EngineRates) -> str:
+    if not rates.hicache_total_tokens:
+        return "n/a"
+    used = rates.hicache_used_tokens
+    return f"{words.count(used)} of {words.count(rates.hicache_total_tokens)}"
+
+
+def phase_rows(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Row]:
+    """The phases of the load, each with its time; the one under way with a bar."""
+    rows: list[Row] = []
+    for phase in snapshot.load.phases:
+        current = phase is snapshot.load.phases[-1] and phase.ended is None
+        took = (phase.ended if phase.ended is not None else snapshot.wall) - phase.began
+        mark = Span(f" {glyphs.work} ", "warn") if current else Span(f" {glyphs.dot} ", "good")
+        name = Span(f"{_PHASE_WORDS[phase.phase]:<9}", "text" if current else "dim")
+        time = Span(f"{words.span(took):>6} ", "text" if current else "dim")
+        row: Row = [mark, name, time]
+        if current and phase.percent is not None:
+            room = min(40, max(0, width - 40))
+            row += [*bar(phase.percent / 100, room, glyphs), Span(f" {phase.percent:.0f} %", "text")]
+        if current and phase.detail:
+            row.append(Span(f"  {phase.detail}", "dim"))
+        rows.append(row)
+    return rows
+
+
+def phase_line(phases: tuple[PhaseTime, ...], wall: float, glyphs: Glyphs) -> Row:
+    """All phases on one row, for a low panel: ``init 12s · weights 45 %``."""
+    row: Row = [Span(" ")]
+    for phase in phases:
+        took = (phase.ended if phase.ended is not None else wall) - phase.began
+        row += [Span(f" {glyphs.separator} ", "dim")] if len(row) > 1 else []
+        row.append(Span(f"{_PHASE_WORDS[phase.phase]} ", "dim" if phase.ended else "warn"))
+        row.append(Span(words.span(took), "dim" if phase.ended else "text"))
+    return row
+
+
+class Service(Panel):
+    """Numbers while it serves, phases while it loads, the cause when it died."""
+
+    TITLE = "SERVICE"
+    HELP: ClassVar[str] = (
+        "decode   generated tokens a second, from the engine's counters over 3 s.\n"
+        "accept   tokens per verify step of speculative decoding: 1.00 gains nothing. n/a: it is off.\n"
+        "prefill  prompt tokens computed a second; cached ones do not count.\n"
+        "KV       the fullest cache pool, of all its tokens. Retractions begin when it is full.\n"
+        "TTFT, ITL, e2e  p50 and p99 over the last minute: time to first token, between tokens, whole.\n"
+        "cache hit  share of prompt tokens found in the prefix cache over the last minute."
+    )
+
+    def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
+        rows = [heading(self.TITLE, self._note(snapshot), width, self.glyphs)]
+        left = height - 1
+        reasons = _reasons(snapshot, width, self.glyphs)
+        dead = snapshot.state.name in ("crashed", "crash-looping", "stopped", "unreachable")
+        loading = snapshot.state.name in ("starting", "warming-up") or (
+            snapshot.state.name == "crash-looping" and snapshot.state.phase is not None
+        )
+        if loading and snapshot.load.phases:
+            rows += reasons[: max(0, left - 1)]
+            left = height - len(rows)
+            phases = phase_rows(snapshot, width, self.glyphs)
+            if len(phases) <= left:
+                return rows + phases
+            return [
+                *rows,
+                phase_line(snapshot.load.phases, snapshot.wall, self.glyphs),
+                *phases[-(left - 1) :],
+            ][:height]
+        if dead:
+            return (rows + (reasons or [[Span(" no more is known", "dim")]]) + self._evidence(snapshot))[
+                :height
+            ]
+        rows += reasons[: max(1, left - 2)]
+        return rows + self._grid(snapshot, width, height - len(rows))
+
+    def _note(self, snapshot: Snapshot) -> Row:
+        unit = snapshot.unit.value
+        row: Row = [Span(snapshot.site.service.unit, "text")]
+        if unit is not None:
+            parts = [f"pid {unit.main_pid}" if unit.main_pid else f"{unit.active_state}/{unit.sub_state}"]
+            if unit.restarts:
+                parts.append(f"{unit.restarts} restarts")
+            if unit.memory_bytes:
+                parts.append(f"RAM {words.size(unit.memory_bytes)}")
+            row.append(Span(f" {self.glyphs.separator} ".join(["", *parts]), "dim"))
+        identity = snapshot.identity
+        if identity is not None and identity.version:
+            row.append(Span(f" {self.glyphs.separator} SGLang {identity.version}", "dim"))
+        age = snapshot.rates.age(snapshot.now)
+        if snapshot.rates.stale(snapshot.now) and age is not None:
+            row.append(Span(f" {self.glyphs.separator} {words.span(age)} old", "warn"))
+        return row
+
+    def _grid(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
+        """Facts in columns, read downwards in order of importance within the rows there are."""
+        columns = max(1, width // _CELL)
+        shown = facts(snapshot)[: columns * max(0, height)]
+        across = width // columns
+        rows: list[Row] = []
+        for start in range(0, len(shown), columns):
+            row: Row = []
+            for fact in shown[start : start + columns]:
+                cell = [Span(f" {fact.label:<{_LABEL}} ", "dim"), Span(fact.value, fact.role)]
+                row += fit(cell, across)
+            rows.append(row)
+        return rows
+
+    def _evidence(self, snapshot: Snapshot) -> list[Row]:
+        crash = snapshot.load.crash
+        if crash is None:
+            return []
+        width = self.size.width
+        return [[Span("   " + clip(line, max(0, width - 4), self.glyphs), "dim")] for line in crash.lines]
+
+
+def _reasons(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Row]:
+    severe = snapshot.state.name in ("crashed", "crash-looping", "hung", "unreachable")
+    mark, role = (glyphs.bad, "bad") if severe else (glyphs.warn, "warn")
+    if snapshot.state.name in ("ready", "busy", "starting", "warming-up", "stopping"):
+        role = "dim"
+    return [
+        [Span(f" {mark} ", role), Span(clip(reason, max(0, width - 4), glyphs), role)]
+        for reason in snapshot.state.reasons
+    ]
