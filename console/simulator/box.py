@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import random
 import signal
-import socket as sockets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +102,7 @@ class Box:
         )
         self.nvml = NvmlStream(self.cards, self._on_cards, self._clock)
         self._host = self._commands()
+        self._lock: int | None = None  # descriptor of the directory, locked
         self._socket: asyncio.Server | None = None
         self._conversations: set[asyncio.Task[None]] = set()
         self._beat: asyncio.Task[None] | None = None
@@ -142,23 +143,21 @@ class Box:
         if self._conversations:
             await asyncio.wait(self._conversations, timeout=1.0)
         await self.service.shut_down()
-        (self.directory / SOCKET_NAME).unlink(missing_ok=True)
+        if self._lock is not None:
+            (self.directory / SOCKET_NAME).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
 
     def _claim(self) -> None:
-        """Make sure that no live box is here; a dead one's socket is removed."""
-        path = self.directory / SOCKET_NAME
-        if not path.exists():
-            return
-        probe = sockets.socket(sockets.AF_UNIX)
+        """Take the directory for this process; the kernel gives it back however the process ends."""
+        self._lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with _short_path(self.directory) as folder:
-                probe.connect(f"{folder}/{SOCKET_NAME}")
-        except OSError:
-            path.unlink()
-        else:
-            raise AlreadyRunning(f"a simulated box already runs in {self.directory}")
-        finally:
-            probe.close()
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = None
+            raise AlreadyRunning(f"a simulated box already runs in {self.directory}") from None
+        (self.directory / SOCKET_NAME).unlink(missing_ok=True)  # a killed box leaves it
 
     def _site(self) -> str:
         directory = json.dumps(str(self.directory.absolute()))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 #: The engine's version: its log, endpoints and metrics are those of this one.
 VERSION = "0.5.18"
@@ -103,7 +106,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spec_of(argv: Sequence[str], port: int) -> EngineSpec:
-    """The engine that ``argv`` starts; the box serves it on ``port``, whatever the flag says."""
+    """The engine that ``argv`` starts; the box serves it on ``port``, whatever the flag says.
+
+    ValueError, in argparse's words, for a number that is none.
+    """
     flags = _flags(argv)
     path = flags.get("model-path") or flags.get("model") or "/shared/model"
     lower = path.lower()
@@ -117,17 +123,17 @@ def spec_of(argv: Sequence[str], port: int) -> EngineSpec:
         served_name=flags.get("served-model-name") or path,
         host=flags.get("host") or "127.0.0.1",
         port=port,
-        tp_size=int(flags.get("tp-size") or flags.get("tp") or 1),
+        tp_size=_integer(flags, "tp-size", "tp") or 1,
         algorithm=algorithm,
         draft_path=flags.get("speculative-draft-model-path"),
-        steps=int(flags.get("speculative-num-steps") or 3),
-        mem_fraction=float(flags.get("mem-fraction-static") or 0.84),
+        steps=_integer(flags, "speculative-num-steps") or 3,
+        mem_fraction=_number(flags, "mem-fraction-static") or 0.84,
         tool_call_parser=flags.get("tool-call-parser"),
         reasoning_parser=flags.get("reasoning-parser"),
-        hicache_ratio=float(flags.get("hicache-ratio") or 2.0) if hierarchical else None,
+        hicache_ratio=(_number(flags, "hicache-ratio") or 2.0) if hierarchical else None,
         metrics="enable-metrics" in flags,
-        max_running_requests=int(flags.get("max-running-requests") or (48 if algorithm else 2048)),
-        cuda_graph_max_bs=int(flags.get("cuda-graph-max-bs") or flags.get("cuda-graph-max-bs-decode") or 512),
+        max_running_requests=_integer(flags, "max-running-requests") or (48 if algorithm else 2048),
+        cuda_graph_max_bs=_integer(flags, "cuda-graph-max-bs", "cuda-graph-max-bs-decode") or 512,
         attention_backend=flags.get("attention-backend") or "flashinfer",
         quantization=flags.get("quantization"),
         trust_remote_code="trust-remote-code" in flags,
@@ -148,3 +154,22 @@ def _flags(argv: Sequence[str]) -> dict[str, str]:
         elif name is not None and not flags[name]:
             flags[name] = word
     return flags
+
+
+def _integer(flags: dict[str, str], *names: str) -> int | None:
+    return _value(flags, names, int, "int")
+
+
+def _number(flags: dict[str, str], *names: str) -> float | None:
+    return _value(flags, names, float, "float")
+
+
+def _value(flags: dict[str, str], names: tuple[str, ...], kind: Callable[[str], T], word: str) -> T | None:
+    for name in names:
+        text = flags.get(name)
+        if text:
+            try:
+                return kind(text)
+            except ValueError:
+                raise ValueError(f"argument --{name}: invalid {word} value: {text!r}") from None
+    return None
