@@ -202,12 +202,26 @@ class Monitor:
         self.journal = reading
         # A failed reading repeats the last value; only a fresh one brings lines.
         lines = reading.value if reading.error is None and reading.value else ()
+        if lines and not self._log:
+            self._fill_history(lines)
         for line in lines:
             self.load.feed(line)
         if lines:
             self._log.extend(lines)
             self._log_total += len(lines)
             self._log_frozen = tuple(self._log)
+
+    def _fill_history(self, lines: tuple[LogLine, ...]) -> None:
+        """Charts that begin before the console did: from the decode lines of the journal's past."""
+        now, wall = self._clock(), self._wall_clock()
+        first = self._history[0].at if self._history else now
+        past = [
+            point
+            for line in lines
+            if line.kind == "decode" and (point := _decode_point(line, now - (wall - line.at))) is not None
+        ]
+        kept = [point for point in past if now - HISTORY_S < point.at < first]
+        self._history = deque([*kept, *self._history], maxlen=HISTORY_S)
 
     def take_health(self, reading: Reading[Probe]) -> None:
         self.health = reading
@@ -346,6 +360,20 @@ class Monitor:
             self.rates,
         )
         return tuple(SourceWord(one.source, one.age(now), one.stale(now), one.error) for one in readings)
+
+
+def _decode_point(line: LogLine, at: float) -> Point | None:
+    """What a decode line said; None for one rank of several, whose parts would have to be added up."""
+    if line.rank is not None and "DP" in line.rank:
+        return None
+    return Point(at, _amount(line, "gen throughput (token/s)"), None, _amount(line, "accept len"))
+
+
+def _amount(line: LogLine, name: str) -> float | None:
+    try:
+        return float(line.fields[name])
+    except (KeyError, ValueError):
+        return None
 
 
 async def _follow(readings: AsyncIterator[Reading[Any]], fold: Callable[[Reading[Any]], None]) -> None:

@@ -47,6 +47,8 @@ class Watch(Protocol):
 class Dashboard(SpanScreen):
     """The one screen: header, cards, service, charts, log, footer."""
 
+    AUTO_FOCUS = None
+
     def __init__(self, actions: tuple[Action, ...], glyphs: glyph_sets.Glyphs) -> None:
         super().__init__()
         self.header = Header(glyphs, id="header")

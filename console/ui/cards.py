@@ -41,7 +41,7 @@ def _memory_ratio(card: CardView) -> float | None:
 
 
 def _index(card: CardView, glyphs: Glyphs, width: int) -> Row:
-    return _number(f"{card.index:>{width}}", "bad" if card.owner.kind == "lost" else "title")
+    return _number(f"{card.index:>{width}}", "bad" if card.owner.kind == "lost" else "text")
 
 
 def _address(card: CardView, glyphs: Glyphs, width: int) -> Row:

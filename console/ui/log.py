@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from console.model.log import LineKind, LogLine
@@ -42,33 +42,18 @@ def _without_stamp(text: str) -> str:
     return text
 
 
-def folded(lines: Sequence[LogLine], wanted: int) -> list[LogLine | int]:
-    """The newest ``wanted`` rows: lines, and counts in place of runs of noise."""
-    found: list[LogLine | int] = []
-    run = 0
+def folded(lines: Sequence[LogLine], wanted: int) -> tuple[list[LogLine], int]:
+    """The newest ``wanted`` lines that are not noise, oldest first, and how much noise lay among them."""
+    found: list[LogLine] = []
+    noise = 0
     for line in reversed(lines):
         if line.kind == "noise":
-            run += 1
-            continue
-        if run:
-            found.append(run)
-            run = 0
-        if len(found) >= wanted:
+            noise += 1
+        elif len(found) < wanted:
+            found.append(line)
+        else:
             break
-        found.append(line)
-    else:
-        if run:
-            found.append(run)
-    return list(reversed(found[:wanted]))
-
-
-def log_rows(entries: Iterable[LogLine | int], width: int, glyphs: Glyphs) -> list[Row]:
-    return [
-        [Span(f"{glyphs.separator * 3} {entry} health probes and like lines", "dim")]
-        if isinstance(entry, int)
-        else line_row(entry, width, glyphs)
-        for entry in entries
-    ]
+    return found[::-1], noise
 
 
 class Log(Panel):
@@ -82,13 +67,17 @@ class Log(Panel):
     )
 
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
-        words = [word for word in snapshot.sources if word.name == "journal"]
+        lines, noise = folded(snapshot.log, height - 1)
         note: Row = [Span(snapshot.site.service.unit, "dim")]
-        if words and words[0].error is not None:
-            note = [Span(clip(words[0].error, max(0, width - 8), self.glyphs), "warn")]
+        if noise:
+            note.append(Span(f" {self.glyphs.separator} {noise} health probes folded", "dim"))
+        trouble = next(
+            (word.error for word in snapshot.sources if word.name == "journal" and word.error), None
+        )
+        if trouble is not None:
+            note = [Span(clip(trouble, max(0, width - 8), self.glyphs), "warn")]
         rows = [heading(self.TITLE, note, width, self.glyphs)]
-        rows += log_rows(folded(snapshot.log, height - 1), width, self.glyphs)
-        return rows
+        return rows + [line_row(line, width, self.glyphs) for line in lines]
 
     def on_click(self) -> None:
         self.app.run_worker(self.app.run_action("log"), exclusive=False)

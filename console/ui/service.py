@@ -56,7 +56,42 @@ def facts(snapshot: Snapshot) -> list[Fact]:
         Fact("host KV", _host_cache(rates), role),
         Fact("aborted", _with(words.rate(rates.aborted_per_min), "/min"), role),
         Fact("accept %", _accept_rate(rates), role),
+        *_circumstances(snapshot),
     ]
+
+
+def _circumstances(snapshot: Snapshot) -> list[Fact]:
+    """What does not change while the engine runs; shown where there is room for it."""
+    identity = snapshot.identity
+    if identity is None:
+        return []
+    health = snapshot.health.value
+    unit = snapshot.unit.value
+    drafts = identity.speculative_algorithm
+    if drafts is not None and identity.speculative_steps is not None:
+        drafts += f", {identity.speculative_steps} steps"
+    told = {
+        "health": None if health is None else words.latency(health.seconds),
+        "context": None if identity.context_length is None else words.count(identity.context_length),
+        "TP x DP": None if identity.tp_size is None else f"{identity.tp_size} x {identity.dp_size or 1}",
+        "drafts": drafts or "off",
+        "tools": identity.tool_call_parser or "no parser",
+        "reasoning": identity.reasoning_parser or "no parser",
+        "weights": _gib_each(identity.weight_gb),
+        "KV memory": _gib_each(identity.kv_cache_gb),
+        "graphs": _gib_each(identity.graph_gb),
+        "at most": None
+        if identity.max_running_requests is None
+        else f"{identity.max_running_requests} requests",
+        "driver": snapshot.driver_version,
+        "at boot": None if unit is None else unit.unit_file_state,
+        "profile": None if snapshot.profile is None else snapshot.profile.name,
+    }
+    return [Fact(label, value, "text") for label, value in told.items() if value is not None]
+
+
+def _gib_each(size: float | None) -> str | None:
+    return None if size is None else f"{size:.1f} GiB a card"
 
 
 def _with(text: str, unit: str) -> str:
@@ -197,7 +232,8 @@ class Service(Panel):
         for start in range(0, len(shown), columns):
             row: Row = []
             for fact in shown[start : start + columns]:
-                cell = [Span(f" {fact.label:<{_LABEL}} ", "dim"), Span(fact.value, fact.role)]
+                value = clip(fact.value, across - _LABEL - 3, self.glyphs)
+                cell = [Span(f" {fact.label:<{_LABEL}} ", "dim"), Span(value, fact.role)]
                 row += fit(cell, across)
             rows.append(row)
         return rows

@@ -12,7 +12,7 @@ from textual.widgets import Input
 from console.model.log import LogLine
 from console.model.snapshot import Snapshot
 from console.ui.header import Header
-from console.ui.log import folded, log_rows
+from console.ui.log import folded, line_row
 from console.ui.panel import Panel
 from console.ui.rows import Row, Span, heading
 from console.ui.screens.page import Page
@@ -62,13 +62,15 @@ class LogView(Panel):
         chosen = self.chosen(snapshot)
         shown = [line for number, line in chosen if self._bottom is None or number < self._bottom]
         room = height - 1
-        # Past the last screenful nothing can be seen; folding looks at no more than it needs.
-        entries: list[LogLine | int] = list(shown[-room:]) if self.noise else folded(shown, room)
+        lines = shown[-room:] if self.noise else folded(shown, room)[0]
         note: Row = [Span("following" if self.following else "held", "good" if self.following else "warn")]
         if self.needle:
             note.append(Span(f" {self.glyphs.separator} {len(chosen)} lines with “{self.needle}”", "accent"))
         note.append(Span(f" {self.glyphs.separator} / filter  f follow  n noise  esc back", "dim"))
-        return [heading(self.TITLE, note, width, self.glyphs), *log_rows(entries, width, self.glyphs)]
+        return [
+            heading(self.TITLE, note, width, self.glyphs),
+            *(line_row(line, width, self.glyphs) for line in lines),
+        ]
 
     def filter(self, needle: str) -> None:
         self.needle = needle
