@@ -134,9 +134,9 @@ class Client:
         said = answer["choices"][0]["message"]["content"] or ""
         return Reply(200, said, usage["prompt_tokens"], usage["completion_tokens"])
 
-    async def chats(self, texts: Sequence[str]) -> list[Reply]:
-        """All at once."""
-        return await asyncio.gather(*map(self.chat, texts))
+    async def chats(self, texts: Sequence[str], *, max_tokens: int = 4000) -> list[Reply]:
+        """All at once. The server admits only as many as fit with most of their ``max_tokens``."""
+        return await asyncio.gather(*(self.chat(text, max_tokens=max_tokens) for text in texts))
 
     async def get(self, path: str) -> str:
         async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
