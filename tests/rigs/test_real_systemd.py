@@ -309,7 +309,9 @@ async def test_a_journalctl_that_is_killed_costs_no_line(machine: Machine) -> No
 
 
 async def test_the_backlog_holds_every_run_and_tells_them_apart(machine: Machine) -> None:
-    machine.write_unit("again.service", service("ExecStart=/bin/echo said", "Type=oneshot"))
+    # journald looks the run up when it takes a line: of a process that is gone by then it is not known.
+    lines = ('ExecStart=/bin/sh -c "echo said; sleep 0.3"', "Type=oneshot")
+    machine.write_unit("again.service", service(*lines))
     for _ in range(3):
         machine.run("systemctl", "start", "again.service")
     async with following(machine, "again.service") as log:
