@@ -25,6 +25,12 @@ _ROLES: dict[LineKind, str] = {
 }
 
 
+#: Seconds that routine lines may wait for each other.
+ROUTINE_S = 5.0
+
+_ROUTINE: frozenset[LineKind] = frozenset({"plain", "prefill", "decode", "noise"})
+
+
 def line_row(line: LogLine, width: int, glyphs: Glyphs) -> Row:
     """One line with the time journald gave it; the engine's own copy of the time is left out."""
     clock = time.strftime("%H:%M:%S ", time.localtime(line.at)) if width >= 40 else ""
@@ -66,8 +72,15 @@ class Log(Panel):
         "l opens it full screen, with a filter."
     )
 
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id)
+        self._shown: tuple[list[LogLine], int] = ([], 0)
+        self._shown_at = 0.0
+        self._seen = 0
+        self._room: tuple[int, int] = (0, 0)
+
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
-        lines, noise = folded(snapshot.log, height - 1)
+        lines, noise = self._held(snapshot, height - 1)
         note: Row = [Span(snapshot.site.service.unit, "dim")]
         if noise:
             note.append(Span(f" {self.glyphs.separator} {noise} health probes folded", "dim"))
@@ -78,6 +91,22 @@ class Log(Panel):
             note = [Span(clip(trouble, max(0, width - 8), self.glyphs), "warn")]
         rows = [heading(self.TITLE, note, width, self.glyphs)]
         return rows + [line_row(line, width, self.glyphs) for line in lines]
+
+    def _held(self, snapshot: Snapshot, wanted: int) -> tuple[list[LogLine], int]:
+        """What to show: at once when something happened, else at most every ROUTINE_S.
+
+        A log that scrolls repaints every row of its panel; batch and access lines, which
+        tell what the numbers above tell, are not worth that once a second over SSH.
+        """
+        room = (wanted, self.size.width)
+        fresh = snapshot.log_total - self._seen
+        news = snapshot.log[len(snapshot.log) - min(fresh, len(snapshot.log)) :] if fresh > 0 else ()
+        waited = snapshot.now - self._shown_at
+        if room == self._room and waited < ROUTINE_S and all(line.kind in _ROUTINE for line in news):
+            return self._shown
+        self._seen, self._shown_at, self._room = snapshot.log_total, snapshot.now, room
+        self._shown = folded(snapshot.log, wanted)
+        return self._shown
 
     def on_click(self) -> None:
         self.app.run_worker(self.app.run_action("log"), exclusive=False)

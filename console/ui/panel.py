@@ -17,7 +17,7 @@ from console.ui.glyphs import ASCII, UNICODE, Glyphs, plain
 from console.ui.rows import Row, Span, fit
 
 #: Cells that did not change, but cost less to repaint than to jump over.
-_JUMP = 12
+_JUMP = 6
 
 _ROLES = (
     "text",

@@ -6,36 +6,39 @@ from collections.abc import Mapping
 
 from textual.theme import Theme
 
+# Colours of the 256-colour palette, exactly: each then travels as 38;5;n, half the bytes of an RGB triple,
+# and a terminal without true colour shows the same.
+
 DARK = Theme(
     name="dark",
-    primary="#7aa2f7",
-    secondary="#2ac3de",
-    accent="#7dcfff",
-    success="#9ece6a",
-    warning="#e0af68",
-    error="#f7768e",
-    foreground="#c8d0e0",
-    background="#10131a",
-    surface="#10131a",
-    panel="#1b2030",
+    primary="#87afff",
+    secondary="#5fd7d7",
+    accent="#87d7ff",
+    success="#87d787",
+    warning="#ffaf5f",
+    error="#ff5f87",
+    foreground="#d0d0d0",
+    background="#121212",
+    surface="#121212",
+    panel="#262626",
     dark=True,
-    variables={"quiet": "#77819a", "faint": "#343b4f", "on-block": "#10131a"},
+    variables={"quiet": "#8a8a8a", "faint": "#3a3a3a", "on-block": "#121212"},
 )
 
 LIGHT = Theme(
     name="light",
-    primary="#1d4ed8",
-    secondary="#0e7490",
-    accent="#0f5fa8",
-    success="#256d1b",
-    warning="#8f5600",
-    error="#b3162b",
-    foreground="#1c2330",
-    background="#fbfbf8",
-    surface="#fbfbf8",
-    panel="#eceef2",
+    primary="#005fd7",
+    secondary="#008787",
+    accent="#005faf",
+    success="#005f00",
+    warning="#875f00",
+    error="#af0000",
+    foreground="#1c1c1c",
+    background="#ffffff",
+    surface="#ffffff",
+    panel="#e4e4e4",
     dark=False,
-    variables={"quiet": "#5c6675", "faint": "#c9ced8", "on-block": "#ffffff"},
+    variables={"quiet": "#626262", "faint": "#d0d0d0", "on-block": "#ffffff"},
 )
 
 HIGH_CONTRAST = Theme(
@@ -45,11 +48,11 @@ HIGH_CONTRAST = Theme(
     accent="#00ffff",
     success="#00ff00",
     warning="#ffff00",
-    error="#ff6060",
+    error="#ff5f5f",
     foreground="#ffffff",
     background="#000000",
     surface="#000000",
-    panel="#202020",
+    panel="#262626",
     dark=True,
     variables={"quiet": "#d0d0d0", "faint": "#808080", "on-block": "#000000"},
 )
