@@ -118,11 +118,11 @@ class Box:
         await self.service.revive(self._wanted_port)
         self.tree.link_root(CONTAINER_INIT, self.rootfs)
         self._boot_log()
-        self._strike()
-        self._keep_files()
         now = self._clock.mono()
         for _ in range(240):  # the cards are warm
             self.cards.advance(self.engine.work(), 0.5)
+        self._strike()
+        self._keep_files()
         with _short_path(self.directory) as folder:
             self._socket = await asyncio.start_unix_server(
                 self._accept, f"{folder}/{SOCKET_NAME}", limit=_LINE_LIMIT
@@ -176,6 +176,7 @@ class Box:
             now = self._clock.mono()
             self.engine.advance(self._clock.wall())
             self.cards.advance(self.engine.work(), min(5.0, now - last))
+            self._hold()
             last = now
             turn += 1
             if turn % 20 == 0:
@@ -187,7 +188,6 @@ class Box:
         """Files that change by themselves."""
         self.tree.set_uptime(self._clock.wall() - self._booted_at)
         self.tree.set_available_memory(RAM - _BASE_MEMORY - self.service.pinned_bytes)
-        self._hold()
 
     # Trouble -----------------------------------------------------------------------------------
 

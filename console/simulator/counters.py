@@ -119,6 +119,9 @@ SCHEDULER_GAUGES: Mapping[str, str] = {
     "is_cuda_graph": "Whether the batch is using CUDA graph.",
 }
 
+#: Gauges that the registry keeps apart by process, with its pid for a label.
+_PER_PROCESS = frozenset({"num_retracted_reqs", "num_paused_reqs"})
+
 _SCHEDULER_COUNTERS: Mapping[str, str] = {
     "num_retracted_requests_total": "Total number of retracted requests.",
     "num_retracted_input_tokens_total": "Total number of retracted input tokens.",
@@ -143,7 +146,8 @@ _TOKENIZER_COUNTERS: Mapping[str, str] = {
 class Counters:
     """All that ``/metrics`` tells of one run of the engine."""
 
-    def __init__(self, served_name: str) -> None:
+    def __init__(self, served_name: str, rank_pid: int = 0) -> None:
+        self._rank_pid = str(rank_pid)
         model = ("model_name", served_name)
         self._tokenizer: Labels = (("engine_type", "unified"), model)
         self._scheduler: Labels = (
@@ -196,6 +200,8 @@ class Counters:
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge of the scheduler of rank 0."""
+        if name in _PER_PROCESS:
+            labels["pid"] = self._rank_pid
         self._families[name].values[(*self._scheduler, *labels.items())] = value
 
     def observe(

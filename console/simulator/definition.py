@@ -12,7 +12,7 @@ PYTHON = "/opt/sglang/bin/python"
 
 _FOLDERS = ("etc/systemd/system", "run/systemd/system")
 
-_ARGUMENTS = (
+ARGUMENTS = (
     "--model-path /shared/kimi-k2.5-int4",
     "--served-model-name kimi-k2.5",
     "--host 0.0.0.0 --port {port}",
@@ -60,11 +60,11 @@ class Definition(msgspec.Struct, frozen=True):
 
 def unit_file(port: int) -> str:
     """The unit as the operator wrote it."""
-    arguments = " \\\n    ".join(argument.format(port=port) for argument in _ARGUMENTS)
+    arguments = " \\\n    ".join(argument.format(port=port) for argument in ARGUMENTS)
     return (
         "[Unit]\nDescription=SGLang inference server\nAfter=network-online.target\n"
         "Wants=network-online.target\n"
-        "StartLimitIntervalSec=1200\nStartLimitBurst=3\n\n"
+        "StartLimitIntervalSec=3600\nStartLimitBurst=3\n\n"
         "[Service]\nType=exec\nEnvironment=SGLANG_ENABLE_SPEC_V2=True\n"
         f"ExecStart={PYTHON} -m sglang.launch_server \\\n    {arguments}\n"
         "Restart=on-failure\nRestartSec=15\nTimeoutStopSec=90\nLimitNOFILE=1048576\n\n"

@@ -78,14 +78,14 @@ class Engine:
 
     # A run's life ------------------------------------------------------------------------------
 
-    def start(self, spec: EngineSpec, at: float) -> None:
-        """Another run begins at ``at`` (Unix seconds)."""
+    def start(self, spec: EngineSpec, rank_pid: int, at: float) -> None:
+        """Another run begins at ``at`` (Unix seconds); ``rank_pid`` is its first scheduler's."""
         self.spec = spec
         self.state = "loading"
         self.memory_gb = 0.0
         self._started_at = at
         self._created = int(at)
-        self.counters = Counters(spec.served_name)
+        self.counters = Counters(spec.served_name, rank_pid)
         self.traffic = None
         self._chat = None
 

@@ -64,14 +64,15 @@ def steps(spec: EngineSpec, fault: str | None = None) -> Iterator[Step]:
     if spec.speculates:
         yield from _draft(spec)
     yield from _kv_cache(spec)
-    if spec.hicache_ratio:
-        yield from _host_cache(spec)
     if fault == "oom":
         yield from _graphs(spec, until=0.3)
         yield from _out_of_memory(spec)
         return
     yield from _graphs(spec)
-    yield from _tidy(spec)
+    yield from _pool_size(spec)
+    if spec.hicache_ratio:
+        yield from _host_cache(spec)
+    yield from _tidy()
     if fault == "port-taken":
         yield from port_taken(spec)
         return
@@ -212,6 +213,7 @@ def _kv_cache(spec: EngineSpec) -> Iterator[Step]:
 
 
 def _host_cache(spec: EngineSpec) -> Iterator[Step]:
+    """The scheduler's prefix cache comes last, and its host pool with it."""
     seconds = spec.host_gb * HOST_S_PER_GB
     yield from _everyone(
         spec, f"Allocating {spec.host_gb:.2f} GB host memory for hierarchical KV cache.", 0.4
@@ -272,7 +274,7 @@ def _graph_sizes(spec: EngineSpec) -> list[int]:
     return sorted({size for size in sizes if size <= top}, reverse=True)
 
 
-def _tidy(spec: EngineSpec) -> Iterator[Step]:
+def _pool_size(spec: EngineSpec) -> Iterator[Step]:
     free = FREE_GB + 1.34 - spec.used_gb + 1.12
     yield Step(
         after=1.6,
@@ -282,6 +284,9 @@ def _tidy(spec: EngineSpec) -> Iterator[Step]:
         f"available_gpu_mem={free:.2f} GB",
         memory_gb=spec.used_gb,
     )
+
+
+def _tidy() -> Iterator[Step]:
     yield Step(after=TIDY_S - 1.6)
 
 

@@ -26,11 +26,14 @@ from console.simulator.systemd import Unit, span
 RESTART_S = 15.0
 DRAIN_S = 2.0
 STOP_TIMEOUT_S = 90.0
-START_LIMIT_S = 1200.0
+START_LIMIT_S = 3600.0
 START_LIMIT_BURST = 3
 
 #: Seconds of traffic that lie in the journal when the box starts.
 HISTORY_S = 180.0
+
+#: However fast the box runs, its own work takes time between two starts.
+_SHORTEST_LIMIT_S = 10.0
 
 #: Memory of the engine's processes without the host cache, bytes.
 _PROCESS_MEMORY = 46 * GIB
@@ -256,7 +259,7 @@ class EngineService:
         argv = self._definition.argv if self._definition else ()
         self._processes.start(run, unit.id, argv, at)
         if spec is not None:
-            self._engine.start(spec, at)
+            self._engine.start(spec, run.inner_schedulers[0], at)
         self._manager_says(f"Started {unit.id} - {unit.description}.", at=at)
 
     async def _refused(self, problem: str) -> None:
@@ -345,7 +348,7 @@ class EngineService:
         await self._launch()
 
     def _too_often(self) -> bool:
-        window = START_LIMIT_S / self._speed
+        window = max(START_LIMIT_S / self._speed, _SHORTEST_LIMIT_S)
         recent = [at for at in self._starts if self._clock.wall() - at < window]
         return len(recent) >= START_LIMIT_BURST
 
@@ -426,7 +429,7 @@ class EngineService:
             "RestartUSec": "15s",
             "TimeoutStartUSec": "1min 30s",
             "TimeoutStopUSec": "1min 30s",
-            "StartLimitIntervalUSec": "20min",
+            "StartLimitIntervalUSec": span(START_LIMIT_S),
             "StartLimitBurst": str(START_LIMIT_BURST),
             "ExecStart": f"{{ path={argv.partition(' ')[0]} ; argv[]={argv} ; ignore_errors=no ; "
             f"start_time=[{began}] ; stop_time=[n/a] ; pid={unit.main_pid} ; code=(null) ; status=0/0 }}",
