@@ -1,0 +1,1 @@
+"""What we verify. Each check answers with a finding: verdict, evidence, remedy."""
