@@ -26,6 +26,9 @@ from console.simulator.web import REASONS, Call, Reply, WebServer
 #: Seconds between two steps of the scheduler.
 TICK_S = 0.25
 
+#: The probe looks once a second whether its token came.
+HEALTH_S = 1.0
+
 #: SGLANG_HEALTH_CHECK_TIMEOUT's default.
 HEALTH_TIMEOUT_S = 20.0
 
@@ -192,7 +195,7 @@ class Engine:
             "#pending-token: 0, cuda graph: False, input throughput (token/s): 0.97",
             began,
         )
-        slow = self._rng.uniform(15.2, 18.5) if "slow-health" in self._faults else 1.0
+        slow = self._rng.uniform(15.2, 18.5) if "slow-health" in self._faults else HEALTH_S
         await asyncio.sleep(slow)
         reply.send(200 if self.state == "up" else 503)
 

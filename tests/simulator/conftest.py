@@ -33,7 +33,7 @@ def open_box(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenBox:
     monkeypatch.setattr("console.simulator.box.TICK_S", 0.05)
 
     @contextlib.asynccontextmanager
-    async def opened(*faults: str, speed: float = 500.0, seed: int = 7) -> AsyncIterator[Lab]:
+    async def opened(*faults: str, speed: float = 2000.0, seed: int = 7) -> AsyncIterator[Lab]:
         box = Box(quick_path / "box", speed=speed, faults=faults, seed=seed)
         await box.open()
         try:

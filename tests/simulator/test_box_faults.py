@@ -107,7 +107,7 @@ async def test_between_automatic_restarts_a_stop_ends_it(
     open_box: OpenBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("console.simulator.service.RESTART_S", 10_000.0)
-    async with open_box("crash-on-load", speed=400.0) as lab:
+    async with open_box("crash-on-load", speed=1000.0) as lab:
         await lab.inside("systemctl", "restart", "sglang.service")
         await lab.until("activating/auto-restart")
         assert (await lab.inside("systemctl", "stop", "sglang.service")).ok
@@ -120,7 +120,7 @@ async def test_a_hung_engine_answers_metrics_but_no_health_and_must_be_killed(
     open_box: OpenBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("console.simulator.engine.HEALTH_TIMEOUT_S", 0.3)
-    async with open_box("hang", speed=400.0) as lab:
+    async with open_box("hang", speed=1500.0) as lab:
 
         def tokens() -> float:
             return lab.box.engine.counters.value("realtime_tokens_total")
@@ -142,7 +142,8 @@ async def test_a_hung_engine_answers_metrics_but_no_health_and_must_be_killed(
         assert "hang" not in lab.box.faults
 
 
-async def test_tokens_move_while_health_is_slow(open_box: OpenBox) -> None:
+async def test_tokens_move_while_health_is_slow(open_box: OpenBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("console.simulator.engine.HEALTH_S", 0.01)
     async with open_box("slow-health") as lab:
         before = lab.box.engine.counters.value("realtime_tokens_total")
         asked = asyncio.create_task(lab.http.get("/health"))
@@ -151,12 +152,15 @@ async def test_tokens_move_while_health_is_slow(open_box: OpenBox) -> None:
             return lab.box.engine.counters.value("realtime_tokens_total") > before
 
         await eventually(moved)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(0.3)
         assert not asked.done()
         asked.cancel()
 
 
-async def test_nan_is_exclamation_marks_while_all_else_looks_well(open_box: OpenBox) -> None:
+async def test_nan_is_exclamation_marks_while_all_else_looks_well(
+    open_box: OpenBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("console.simulator.engine.HEALTH_S", 0.01)
     async with open_box("nan") as lab:
         answer = await lab.chat("What is 2+2?", max_tokens=32)
         assert answer["choices"][0]["message"]["content"] == "!" * 32

@@ -103,7 +103,7 @@ async def test_cards_report_every_field_in_its_range(lab: Lab) -> None:
 
 
 async def test_memory_is_free_when_the_service_is_stopped_and_fills_as_it_loads(open_box: OpenBox) -> None:
-    async with open_box(speed=300.0) as lab:
+    async with open_box(speed=700.0) as lab:
         await lab.inside("systemctl", "stop", "sglang.service")
         lab.box.cards.advance(lab.box.engine.work(), 1.0)
         assert {card.memory_used_bytes for card in (await sample(lab)).cards} == {0}
