@@ -30,6 +30,7 @@ _PASSAGES = 4 * len(PHASES)
 _RANK = {phase: order for order, phase in enumerate(PHASES)}
 _PREFIX = re.compile(r"\[\d{4}-\d\d-\d\d [^\]]{0,80}\] ?")
 _STOPS = re.compile(r"^(?:Stopping |SIGTERM received)")
+_PAUSES = re.compile(r'INFO: {1,9}\S+ - "POST /(pause|continue)_generation\S* HTTP/[\d.]+" 200')
 
 
 class LoadWatch:
@@ -92,6 +93,8 @@ class _Run:
         self._kv_tokens: int | None = None
         self._last_progress_at: float | None = None
         self._retractions = 0
+        self._prefilling: int | None = None
+        self._paused = False
         self._joined_late = False
         self._deaths = _Deaths()
 
@@ -108,6 +111,9 @@ class _Run:
             kv_tokens=self._kv_tokens,
             last_progress_at=self._last_progress_at,
             retractions=self._retractions,
+            prefilling=self._prefilling,
+            stop_asked=self._deaths.stop_asked,
+            paused=self._paused,
         )
 
     def feed(self, line: LogLine) -> None:
@@ -118,6 +124,8 @@ class _Run:
             self._retractions += 1
         elif line.kind == "phase":
             self._note_tokens(line)
+        elif "_generation" in line.text and (pause := _PAUSES.search(line.text)):
+            self._paused = pause[1] == "pause"
         if not self._passages and not self._joined_late:
             self._passages.append(_Passage("starting", line.at))
         if line.phase is not None:
@@ -128,6 +136,8 @@ class _Run:
 
     def _note_batch(self, line: LogLine) -> None:
         self._last_progress_at = line.at
+        tokens = line.fields.get("#new-token", "") if line.kind == "prefill" else ""
+        self._prefilling = int(tokens[:9]) if tokens.isascii() and tokens.isdigit() else None
         if all(passage.phase == "starting" for passage in self._passages):
             # The first lines we saw are of an engine that had long been up: its load is not in sight.
             self._passages.clear()
@@ -252,6 +262,10 @@ class _Deaths:
         self._stopping = False
 
     @property
+    def stop_asked(self) -> bool:
+        return self._stopping
+
+    @property
     def seen(self) -> bool:
         return self._died_at is not None
 
@@ -259,7 +273,7 @@ class _Deaths:
         message = _PREFIX.sub("", line.text, count=1) if line.text.startswith("[") else line.text
         self._count += 1
         kept = _Kept(self._count, line.pid, line.text[:_KEPT])
-        if _STOPS.match(message):
+        if _STOPS.match(message) and (message.startswith("SIGTERM") or line.pid in (None, 1)):
             self._stopping = True
         if line.kind == "crash" and not self._stopping:
             if self._died_at is None:

@@ -75,6 +75,9 @@ class LoadProgress(msgspec.Struct, frozen=True):
     kv_tokens: int | None = None
     last_progress_at: float | None = None  # Unix seconds of the newest prefill or decode line
     retractions: int = 0  # "KV cache pool is full" lines seen
+    prefilling: int | None = None  # prompt tokens of the newest batch, when that is a prefill
+    stop_asked: bool = False  # systemd stops it, or it received SIGTERM
+    paused: bool = False  # its last word was POST /pause_generation, not /continue_generation
 
     @property
     def phase(self) -> PhaseTime | None:
