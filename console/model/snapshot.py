@@ -77,7 +77,8 @@ def view_cards(
     stale_s = age if nvml.stale(now) else None
     rows = []
     for index, card in enumerate(sorted(listed, key=lambda card: card.address)):
-        seen = telemetry.get(card.address)
+        # What NVML last said of a card is of the past once another driver has it.
+        seen = telemetry.get(card.address) if card.driver == "nvidia" or not card.present else None
         owner = owner_of(card, seen, container=container, vm=vm)
         xids = [xid.code for xid in sample.xids if xid.address == card.address]
         problems = card_problems(card, seen, owner, xids)
@@ -93,6 +94,11 @@ def _card_from_nvml(card: CardTelemetry) -> PciCard:
     return PciCard(card.address, (function,), None, PciLink(None, None, None, None), None, uuid=card.uuid)
 
 
+#: Xids that a program causes, by a bad access or by being killed; the card itself is well
+#: (NVIDIA's Xid catalogue: 13 and 31 application faults, 43 and 45 the clean-up after one).
+APPLICATION_XIDS = frozenset({13, 31, 43, 45})
+
+
 def card_problems(
     card: PciCard, seen: CardTelemetry | None, owner: Owner, xids: list[int]
 ) -> tuple[str, ...]:
@@ -100,8 +106,9 @@ def card_problems(
     marks: list[str] = []
     if owner.kind == "lost":
         marks.append("off the bus" if not card.present else "lost: the driver cannot reach it")
-    if xids:
-        marks.append(f"Xid {xids[-1]}" + (f" ×{len(xids)}" if len(xids) > 1 else ""))
+    own = [code for code in xids if code not in APPLICATION_XIDS]
+    if own:
+        marks.append(f"Xid {own[-1]}" + (f" ×{len(own)}" if len(own) > 1 else ""))
     if seen is not None:
         if seen.ecc_uncorrected:
             marks.append(f"ECC {seen.ecc_uncorrected} uncorrected")
@@ -115,6 +122,8 @@ def card_problems(
             marks.append("throttled: " + ", ".join(seen.throttle_reasons))
     if card.link.narrowed:
         marks.append(f"link x{card.link.width} of x{card.link.best_width}")
+    if xids and not own:
+        marks.append(f"application fault: Xid {xids[-1]}")
     return tuple(marks)
 
 

@@ -6,7 +6,6 @@ UUIDs from the NVIDIA driver's /proc/driver/nvidia/gpus/*/information.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,13 +15,18 @@ import msgspec
 from console.model.card import CLASS_DISPLAY, VENDOR_NVIDIA, Address, PciCard, PciFunction, PciLink
 from console.model.reading import Reading
 from console.model.text import clean
-from console.sources.source import Unavailable, poll
+from console.sources.source import Apart, Unavailable, poll
 
 DEVICES = Path("sys/bus/pci/devices")
 DRIVER_CARDS = Path("proc/driver/nvidia/gpus")
 
+NO_LINK = PciLink(None, None, None, None)
+
 _SPEED = re.compile(r"\s*([0-9.]+)")
 _VALUE_LIMIT = 4096
+
+#: What a register can say. One that reads all ones gives 63, and a capability that does 255.
+_WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
 
 
 class PciSource:
@@ -36,13 +40,14 @@ class PciSource:
         self._root = root
         self._only = only
         self._seen: dict[Address, PciCard] = {}
+        # A card that is being reset can make a sysfs read wait in the kernel.
+        self._apart: Apart[tuple[PciCard, ...]] = Apart(self.name)
 
     def watch(self) -> AsyncIterator[Reading[tuple[PciCard, ...]]]:
         return poll(self.name, self.period, self.deadline, self.read)
 
     async def read(self) -> tuple[PciCard, ...]:
-        # In a thread: a card that is being reset can make a sysfs read wait in the kernel.
-        found = await asyncio.to_thread(self.scan)
+        found = await self._apart(self.scan)
         if not found:
             raise Unavailable("no NVIDIA card on the PCI bus")
         return found
@@ -64,12 +69,10 @@ class PciSource:
                 cards[name] = card
         for address, card in self._seen.items():
             if address not in cards:
-                cards[address] = msgspec.structs.replace(card, present=False)
+                cards[address] = msgspec.structs.replace(card, present=False, link=NO_LINK)
         for address in self._only or ():
             if address not in cards:
-                cards[address] = PciCard(
-                    address, (), None, PciLink(None, None, None, None), None, present=False
-                )
+                cards[address] = PciCard(address, (), None, NO_LINK, None, present=False)
         self._seen.update(cards)
         return tuple(cards[address] for address in sorted(cards))
 
@@ -81,21 +84,37 @@ def _card(devices: Path, name: Address, names: list[str], words: dict[str, str])
     slot = name.rpartition(".")[0] + "."
     functions = tuple(_function(devices / other, other) for other in names if other.startswith(slot))
     minor = words.get("Device Minor", "")
+    present = _answers(folder)
     return PciCard(
         address=name,
         functions=functions,
         iommu_group=_group(folder),
-        link=PciLink(
-            _speed(folder, "current_link_speed"),
-            _number(folder, "current_link_width"),
-            _speed(folder, "max_link_speed"),
-            _number(folder, "max_link_width"),
-        ),
+        link=_link(folder) if present else NO_LINK,
         numa_node=_node(folder),
-        present=_answers(folder),
+        present=present,
         minor=int(minor) if minor.isdecimal() else None,
         uuid=words.get("GPU UUID"),
     )
+
+
+def _link(folder: Path) -> PciLink:
+    """The link as it is, and the best that the card and its slot can do."""
+    best = [_width(folder, "max_link_width")]
+    try:
+        best.append(_width(folder.resolve().parent, "max_link_width"))  # the port it is plugged into
+    except (OSError, RuntimeError):
+        pass  # a link that leads nowhere; then the card's own word has to do
+    return PciLink(
+        _speed(folder, "current_link_speed"),
+        _width(folder, "current_link_width"),
+        _speed(folder, "max_link_speed"),
+        min((width for width in best if width is not None), default=None),
+    )
+
+
+def _width(folder: Path, name: str) -> int | None:
+    lanes = _number(folder, name)
+    return lanes if lanes in _WIDTHS else None
 
 
 def _function(folder: Path, address: Address) -> PciFunction:
