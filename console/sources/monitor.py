@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from console.model.snapshot import (
     view_cards,
 )
 from console.model.state import Evidence, ServiceState, derive
+from console.model.text import clean
 from console.model.unit import UnitStatus
 from console.sources.engine.client import EngineClient
 from console.sources.engine.sources import (
@@ -42,7 +45,7 @@ from console.sources.holders import read_holders
 from console.sources.journal import JournalSource
 from console.sources.nvml import NvmlSource
 from console.sources.pci import PciSource
-from console.sources.source import attempt
+from console.sources.source import Apart, Source
 from console.sources.unit import UnitSource
 from console.transport.box import BoxRunner
 from console.transport.container import lxc
@@ -54,6 +57,21 @@ HISTORY_S = 1800
 
 #: Lines of the journal kept for the screen.
 LOG_LINES = 4000
+
+#: Processes on the cards are read every 5 s; a list older than this, in seconds, accuses nobody.
+HOLDERS_COUNT_S = 20.0
+
+#: Seconds until a source that failed by a defect of ours is begun again.
+AGAIN_S = 5.0
+
+#: Seconds without a line after which the journal's past counts as read.
+QUIET_S = 0.4
+
+#: ``/health`` says 503 at once while the engine warms up, and takes a second when it is well.
+HEALTH_GLANCE_S = 0.15
+
+_ENDED = "the source has ended"
+_MODEL_PATH = re.compile(r"""model_path['"]?[=:] ?(['"])(.+?)\1""")
 
 
 @dataclass(frozen=True)
@@ -146,9 +164,20 @@ class Monitor:
         self._holders: tuple[Holder, ...] = ()
         self._holders_at: float | None = None
         self._profile: Profile | None = None
-        self._tokens: float | None = None
+        self._apart: Apart[tuple[Holder, ...]] = Apart("holders")
+        self._processes_changed = asyncio.Event()
+
+        # Of this run of the unit.
+        self._began: float | None = None
+        self._served_at: float | None = None
+        self._refused_since: float | None = None
+        self._generated: float | None = None
+        self._prompted: float | None = None
         self._tokens_moved_at: float | None = None
+        self._batch_logged: float | None = None  # Unix seconds of the newest batch line, as journald wrote it
+        self._batch_logged_at: float | None = None
         self._in_flight_since: float | None = None
+
         self._state: ServiceState | None = None
         self._state_since = clock()
 
@@ -156,18 +185,16 @@ class Monitor:
         """Follow every source until cancelled. A source that ends is said to have ended."""
         watched = self.sources
         async with asyncio.TaskGroup() as group:
-            for readings, fold in (
-                (watched.pci.watch(), self.take_pci),
-                (watched.nvml.watch(), self.take_nvml),
-                (watched.unit.watch(), self.take_unit),
-                (watched.journal.watch(), self.take_journal),
-                (watched.health.watch(), self.take_health),
-                (watched.ready.watch(), self.take_ready),
-                (watched.models.watch(), self.take_models),
-                (watched.identity.watch(), self.take_identity),
-                (watched.rates.watch(), self.take_rates),
-            ):
-                group.create_task(_follow(readings, fold))
+            group.create_task(_follow(watched.pci, self.take_pci))
+            group.create_task(_follow(watched.nvml, self.take_nvml))
+            group.create_task(_follow(watched.unit, self.take_unit))
+            group.create_task(_follow(watched.journal, self.take_journal))
+            group.create_task(_follow(watched.health, self.take_health))
+            group.create_task(_follow(watched.ready, self.take_ready))
+            group.create_task(_follow(watched.models, self.take_models))
+            group.create_task(_follow(watched.identity, self.take_identity))
+            group.create_task(_follow(watched.rates, self.take_rates))
+            group.create_task(self._follow_holders())
 
     async def close(self) -> None:
         """End the NVML process, which holds the device files, and the connections."""
@@ -180,36 +207,87 @@ class Monitor:
     def take_nvml(self, reading: Reading[NvmlSample]) -> None:
         known = self.nvml.value.processes_at if self.nvml.value is not None else None
         self.nvml = reading
-        sample = reading.value
-        if sample is not None and sample.processes_at != known:
-            self._holders = read_holders(
-                self.sources.host.root,
-                sample,
-                container=self.site.container.id,
-                unit=self.site.service.unit,
+        if reading.value is not None and reading.value.processes_at != known:
+            self._processes_changed.set()
+
+    async def read_holders(self) -> None:
+        """Find out whose the processes are that NVML named last.
+
+        Not on the event loop: /proc/PID/cmdline waits for the memory lock of a process, which
+        one that is stuck in the driver may hold.
+        """
+        sample = self.nvml.value
+        self._processes_changed.clear()
+        if sample is None or sample.processes_at is None:
+            return
+
+        def read() -> tuple[Holder, ...]:
+            site = self.site
+            return read_holders(
+                self.sources.host.root, sample, container=site.container.id, unit=site.service.unit
             )
-            self._holders_at = sample.processes_at
+
+        self._holders = await self._apart(read)
+        self._holders_at = sample.processes_at
+
+    async def _follow_holders(self) -> None:
+        while True:
+            await self._processes_changed.wait()
+            await self.read_holders()
 
     def take_unit(self, reading: Reading[UnitStatus]) -> None:
-        before = self.unit.value
+        before, after = self.unit.value, reading.value
         self.unit = reading
-        unit = reading.value
-        if unit is not None and before is not None and before.invocation_id != unit.invocation_id:
-            # Another run of the engine: what its counters said belongs to the one before.
-            self._tokens = self._tokens_moved_at = self._in_flight_since = None
+        if after is None or (before is not None and _run_of(before) == _run_of(after)):
+            return
+        now = self._clock()
+        self._began = None
+        if after.started_at is not None:
+            # Once on the monotonic clock, it does not move with the wall's.
+            self._began = now - max(0.0, self._wall_clock() - after.started_at)
+        if before is not None:
+            self._forget_run()
+
+    def _forget_run(self) -> None:
+        """Another run of the engine: what was said and counted belongs to the one before."""
+        self._served_at = self._tokens_moved_at = self._in_flight_since = None
+        self._generated = self._prompted = self._batch_logged_at = None
+        told = self.identity.taken_at
+        if told is not None and self._began is not None and told < self._began:
+            self.identity = Reading(self.identity.source, self.identity.period)
 
     def take_journal(self, reading: Reading[tuple[LogLine, ...]]) -> None:
-        self.journal = reading
+        before, self.journal = self.journal, reading
         # A failed reading repeats the last value; only a fresh one brings lines.
-        lines = reading.value if reading.error is None and reading.value else ()
-        if lines and not self._log:
+        lines = reading.value if _is_fresh(before, reading) and reading.value else ()
+        if not lines:
+            return
+        if not self._log:
             self._fill_history(lines)
         for line in lines:
             self.load.feed(line)
-        if lines:
-            self._log.extend(lines)
-            self._log_total += len(lines)
-            self._log_frozen = tuple(self._log)
+            self._note_model(line)
+        self._log.extend(lines)
+        self._log_total += len(lines)
+        self._log_frozen = tuple(self._log)
+        self._note_batches()
+
+    def _note_batches(self) -> None:
+        """A batch line's time is put on the monotonic clock as it arrives: the wall clock may jump later."""
+        logged = self.load.progress.last_progress_at
+        if logged == self._batch_logged:
+            return
+        self._batch_logged = logged
+        age = None if logged is None else max(0.0, self._wall_clock() - logged)
+        self._batch_logged_at = None if age is None else self._clock() - age
+
+    def _note_model(self, line: LogLine) -> None:
+        """Which profile a load is of: its first line names the model, minutes before HTTP does."""
+        if "server_args=" not in line.text[:80]:
+            return
+        found = _MODEL_PATH.search(line.text)
+        if found is not None:
+            self._profile = profile_of(EngineIdentity(model_path=found[2]), self._profiles)
 
     def _fill_history(self, lines: tuple[LogLine, ...]) -> None:
         """Charts that begin before the console did: from the decode lines of the journal's past."""
@@ -224,43 +302,72 @@ class Monitor:
         self._history = deque([*kept, *self._history], maxlen=HISTORY_S)
 
     def take_health(self, reading: Reading[Probe]) -> None:
-        self.health = reading
+        before, self.health = self.health, reading
+        self._note_served(before, reading)
 
     def take_ready(self, reading: Reading[Probe]) -> None:
-        self.ready = reading
+        before, self.ready = self.ready, reading
+        self._note_served(before, reading)
+
+    def _note_served(self, before: Reading[Probe], after: Reading[Probe]) -> None:
+        if _is_fresh(before, after) and after.value is not None and after.value.ok:
+            self._served_at = after.taken_at
 
     def take_models(self, reading: Reading[Models]) -> None:
-        self.models = reading
+        before, self.models = self.models, reading
+        if not _is_fresh(before, reading) or reading.value is None:
+            return
+        if reading.value.probe.error != "refused":
+            self._refused_since = None
+        elif self._refused_since is None:
+            self._refused_since = reading.taken_at
 
     def take_identity(self, reading: Reading[EngineIdentity]) -> None:
-        self.identity = reading
-        if reading.error is None and reading.value is not None:
-            found = profile_of(reading.value, self._profiles)
-            self._profile = found or self._profile
+        before, self.identity = self.identity, reading
+        told = reading.value if _is_fresh(before, reading) else None
+        if told is not None and (told.model_path is not None or told.served_names):
+            self._profile = profile_of(told, self._profiles)
 
     def take_rates(self, reading: Reading[EngineRates]) -> None:
-        self.rates = reading
+        before, self.rates = self.rates, reading
         now = self._clock()
-        rates = reading.value if reading.error is None else None
-        self._history.append(
-            Point(
-                now,
-                None if rates is None else rates.decode_tokens_per_s,
-                None if rates is None else rates.prefill_tokens_per_s,
-                None if rates is None else rates.accept_length,
-            )
-        )
+        rates = reading.value if _is_fresh(before, reading) else None
         if rates is None:
+            self._history.append(Point(now, None, None, None))
             return
-        tokens = (rates.generated_tokens_total or 0.0) + (rates.prompt_tokens_total or 0.0)
-        if self._tokens is not None and tokens != self._tokens:
+        self._history.append(
+            Point(now, rates.decode_tokens_per_s, rates.prefill_tokens_per_s, rates.accept_length)
+        )
+        if self._tokens_moved(rates):
             self._tokens_moved_at = now
-        self._tokens = tokens
-        if rates.requests_running or rates.requests_queued:
-            if self._in_flight_since is None:
-                self._in_flight_since = now
-        else:
+        self._note_in_flight(rates, now)
+
+    def _tokens_moved(self, rates: EngineRates) -> bool:
+        """Whether a token counter moved since the last reading that had it.
+
+        One that went down says that the engine restarted, not that it lives. Prompt tokens are
+        counted when a request ends; the rate of a long prompt's chunks tells before that.
+        """
+        moved = bool(rates.prefill_tokens_per_s)
+        if rates.generated_tokens_total is not None:
+            moved = moved or rates.generated_tokens_total > (
+                rates.generated_tokens_total if self._generated is None else self._generated
+            )
+            self._generated = rates.generated_tokens_total
+        if rates.prompt_tokens_total is not None:
+            moved = moved or rates.prompt_tokens_total > (
+                rates.prompt_tokens_total if self._prompted is None else self._prompted
+            )
+            self._prompted = rates.prompt_tokens_total
+        return moved
+
+    def _note_in_flight(self, rates: EngineRates, now: float) -> None:
+        """Since when requests are in flight; without a counter of tokens nobody can say they wait."""
+        waiting = bool(rates.requests_running or rates.requests_queued)
+        if not waiting or rates.generated_tokens_total is None:
             self._in_flight_since = None
+        elif self._in_flight_since is None:
+            self._in_flight_since = now
 
     def snapshot(self) -> Snapshot:
         """Everything as it is known now."""
@@ -272,9 +379,10 @@ class Monitor:
         )
         service_owner = Owner("host") if container is None else Owner("ct", container)
         index_of = {card.pci.address: card.index for card in cards}
+        known = self._holders_at is not None and now - self._holders_at <= HOLDERS_COUNT_S
         complaints = (
             *card_complaints(cards, service_owner),
-            *holder_complaints(self._holders, index_of),
+            *(holder_complaints(self._holders, index_of) if known else ()),
         )
         state = derive(self.evidence(now, wall, complaints))
         if self._state is None or state.name != self._state.name:
@@ -311,8 +419,9 @@ class Monitor:
     def evidence(self, now: float, wall: float, complaints: tuple[str, ...]) -> Evidence:
         """What the state is derived from, at this moment."""
         models = self.models.value
-        progress = self.load.progress
-        moved = self._moved_at(now, wall)
+        moved = max(
+            (at for at in (self._tokens_moved_at, self._batch_logged_at) if at is not None), default=None
+        )
         waiting = self._in_flight_since
         if waiting is not None and moved is not None:
             waiting = max(waiting, moved)
@@ -333,20 +442,18 @@ class Monitor:
             rates=self.rates,
             identity=self.identity.value,
             served_names=models.names if models is not None else (),
-            load=progress,
+            load=self.load.progress,
+            log_current=self.journal.error is None and not self.journal.stale(now),
+            previous=self.load.previous,
+            began=self._began,
+            served_at=self._served_at,
+            refused_since=self._refused_since,
             tokens_moved_at=moved,
             waiting_since=waiting,
             expected_name=self._profile.served_name if self._profile is not None else None,
             expected_load_s=load.expect_s if load is not None else None,
             complaints=complaints,
         )
-
-    def _moved_at(self, now: float, wall: float) -> float | None:
-        """When the scheduler last proved alive: by its counters, or by a batch line in its log."""
-        logged = self.load.progress.last_progress_at
-        by_log = None if logged is None else now - max(0.0, wall - logged)
-        proofs = [at for at in (self._tokens_moved_at, by_log) if at is not None]
-        return max(proofs, default=None)
 
     def _words(self, now: float) -> tuple[SourceWord, ...]:
         readings: tuple[Reading[Any], ...] = (
@@ -376,57 +483,135 @@ def _amount(line: LogLine, name: str) -> float | None:
         return None
 
 
-async def _follow(readings: AsyncIterator[Reading[Any]], fold: Callable[[Reading[Any]], None]) -> None:
-    async for reading in readings:
-        fold(reading)
+def _is_fresh(before: Reading[Any], after: Reading[Any]) -> bool:
+    """The reading brings a value of its own. A note of trouble beside a new value does not void it."""
+    return after.error is None or after.taken_at != before.taken_at
+
+
+def _run_of(unit: UnitStatus) -> tuple[object, ...]:
+    """What tells one run of a unit from the next; a unit that is stopped has no invocation."""
+    return (unit.invocation_id,) if unit.invocation_id else (None, unit.started_at)
+
+
+async def _follow(source: Source[Any], fold: Callable[[Reading[Any]], None]) -> None:
+    """Fold a source's readings; a defect costs this source a while, and no other anything."""
+    last: Reading[Any] = Reading(source.name, source.period)
+    while True:
+        try:
+            async for reading in source.watch():
+                last = reading
+                fold(reading)
+        except Exception as defect:  # noqa: BLE001  it is shown beside the source
+            fold(last.failed(_defect(source, defect)))
+            await asyncio.sleep(AGAIN_S)
+        else:
+            fold(last.failed(_ENDED))
+            return
+
+
+def _defect(source: Source[Any], defect: Exception) -> str:
+    return f"defect in source {source.name}: {type(defect).__name__}: {clean(str(defect))}"
 
 
 def profile_of(identity: EngineIdentity, profiles: tuple[Profile, ...]) -> Profile | None:
-    """The profile that the engine runs: by the model's path, else by the served name."""
-    by_path = [one for one in profiles if one.args.get("model-path") == identity.model_path]
-    by_name = [one for one in profiles if one.served_name in identity.served_names]
-    return next(iter(by_path or by_name), None)
+    """The profile that the engine runs: by the model's path, else by the served name.
+
+    Of several with the same model, the one with the served name, too.
+    """
+    path, names = identity.model_path, identity.served_names
+    by_path = [one for one in profiles if path is not None and one.text("model-path") == path]
+    by_name = [one for one in profiles if one.served_name in names]
+    both = [one for one in by_path if one in by_name]
+    return next(iter(both or by_path or by_name), None)
 
 
 async def observe_once(monitor: Monitor, budget: float = 2.0) -> Snapshot:
     """One look at everything, as fast as the slowest source that is worth waiting for.
 
     The journal is read only when the engine does not answer: then it tells which
-    phase the load is in, or why the engine died. ``budget`` is in seconds.
+    phase the load is in, or why the engine died. All within ``budget`` seconds.
     """
     watched = monitor.sources
-    nvml, pci, unit, engine = await asyncio.gather(
-        _first(watched.nvml.watch(), monitor.nvml, budget),
-        _first(watched.pci.watch(), monitor.pci, budget),
-        _first(watched.unit.watch(), monitor.unit, budget),
-        read_once(watched.client, budget / 2),
+    ends = asyncio.get_running_loop().time() + budget
+    await asyncio.gather(
+        _look_at_cards(monitor, ends),
+        _first(watched.pci, monitor.pci, monitor.take_pci, ends),
+        _first(watched.unit, monitor.unit, monitor.take_unit, ends),
+        _look_at_engine(monitor, ends),
     )
-    monitor.take_pci(pci)
-    monitor.take_nvml(nvml)
-    monitor.take_unit(unit)
-    rates, identity, (ready, models, metrics) = engine
+    return monitor.snapshot()
+
+
+async def _look_at_cards(monitor: Monitor, ends: float) -> None:
+    await _first(monitor.sources.nvml, monitor.nvml, monitor.take_nvml, ends)
+    with contextlib.suppress(TimeoutError):  # then nobody is named, and the time of the list says so
+        async with asyncio.timeout_at(ends):
+            await monitor.read_holders()
+
+
+async def _look_at_engine(monitor: Monitor, ends: float) -> None:
+    watched = monitor.sources
+    patience = (ends - asyncio.get_running_loop().time()) / 2
+    rates, identity, (ready, models, metrics) = await read_once(watched.client, patience)
     now = monitor._clock()
-    monitor.ready = monitor.ready.fresh(ready, now)
-    monitor.models = monitor.models.fresh(Models(models, identity.served_names), now)
+    if ready.status == 404:  # before 0.5.20 only /health tells that the engine still warms up
+        health = (await watched.client.get("/health", HEALTH_GLANCE_S)).probe
+        if health.status is not None:
+            monitor.take_health(monitor.health.fresh(health, now))
+    monitor.take_ready(monitor.ready.fresh(ready, now))
+    monitor.take_models(monitor.models.fresh(Models(models, identity.served_names), now))
     if models.ok:
         monitor.take_identity(monitor.identity.fresh(identity, now))
     if metrics.status is not None:
         monitor.take_rates(monitor.rates.fresh(rates, now))
     if not models.ok:
-        journal = await _first(watched.journal.watch(), monitor.journal, budget)
-        monitor.take_journal(journal)
-    return monitor.snapshot()
+        await _read_past(watched.journal, monitor.take_journal, ends)
 
 
-async def _first(readings: AsyncIterator[Reading[Any]], empty: Reading[Any], budget: float) -> Reading[Any]:
-    """The first reading with a value or a reason; what keeps silent says so."""
+async def _read_past(source: Source[Any], fold: Callable[[Reading[Any]], None], ends: float) -> None:
+    """Readings until one is empty, fails, or no more come: the past comes in batches."""
+    loop = asyncio.get_running_loop()
+    last: Reading[Any] = Reading(source.name, source.period)
+    readings = source.watch()
+    until = ends
+    try:
+        while True:
+            async with asyncio.timeout_at(until):
+                last = await anext(readings)
+            fold(last)
+            if last.error is not None or not last.value:
+                return
+            until = min(ends, loop.time() + QUIET_S)
+    except TimeoutError:
+        if last.taken_at is None:
+            fold(last.failed("no answer within the time of one look"))
+    except StopAsyncIteration:
+        fold(last.failed(_ENDED))
+    except Exception as defect:  # noqa: BLE001  it is shown beside the source
+        fold(last.failed(_defect(source, defect)))
+    finally:
+        await readings.aclose()  # type: ignore[attr-defined]
 
-    async def read() -> Any:
-        return await anext(readings)
 
-    outcome = await attempt(empty, budget, read)
-    await readings.aclose()  # type: ignore[attr-defined]
-    if outcome.value is None:
-        return outcome
-    first: Reading[Any] = outcome.value
-    return first
+async def _first(
+    source: Source[Any], known: Reading[Any], fold: Callable[[Reading[Any]], None], ends: float
+) -> None:
+    """The first reading with a value, or with a reason that will not pass; what keeps silent says so."""
+    began = asyncio.get_running_loop().time()
+    last = known
+    readings = source.watch()
+    try:
+        async with asyncio.timeout_at(ends):
+            async for last in readings:
+                if last.value is not None or not (last.error or "").startswith("NVML is starting"):
+                    break
+            else:
+                last = last.failed(_ENDED)
+    except TimeoutError:
+        if last is known:
+            last = last.failed(f"no answer within {ends - began:.1f} s")
+    except Exception as defect:  # noqa: BLE001  it is shown beside the source
+        last = last.failed(_defect(source, defect))
+    finally:
+        await readings.aclose()  # type: ignore[attr-defined]
+    fold(last)
