@@ -21,6 +21,10 @@ LOG_INTERVAL = 40
 IDLE_S = 30.0
 
 CHUNK = 8192
+
+#: How much of its allowed output the scheduler expects a request to need.
+NEW_TOKEN_RATIO = 0.6204
+
 PREFILL_TOKENS_PER_S = 7400.0
 
 #: Tokens per second of one request alone, and how the sum grows with more of them.
@@ -234,12 +238,13 @@ class Traffic:
                 self._recent_hits.append((request.prompt, request.cached))
                 queued = max(0.0, now - request.arrived - elapsed) + self._rng.expovariate(180)
                 self.counters.observe_rank("queue_time_seconds", queued, QUEUE_BUCKETS)
-                self.counters.observe(
-                    "time_to_first_token_seconds",
-                    queued + spent + 0.03,
-                    TTFT_BUCKETS,
-                    is_streaming=str(request.streaming).lower(),
-                )
+                if not request.produced:  # one that was retracted has had its first token
+                    self.counters.observe(
+                        "time_to_first_token_seconds",
+                        queued + spent + 0.03,
+                        TTFT_BUCKETS,
+                        is_streaming=str(request.streaming).lower(),
+                    )
                 self.running.append(request)
             self._make_room()
             self._gauges()
@@ -252,7 +257,7 @@ class Traffic:
         room = self.spec.kv_tokens - self.used_tokens
         while self.waiting and len(self.running) + len(batch) < self.spec.max_running_requests:
             request = self.waiting[0]
-            need = request.prompt + min(request.output, 512)
+            need = request.prompt + max(int(request.produced), min(request.output, 512))
             if need > room or (batch and new + request.to_prefill > CHUNK):
                 break
             batch.append(self.waiting.popleft())
@@ -289,11 +294,32 @@ class Traffic:
                 self.finish(request)
                 self._access(now)
         self.decode_rate = produced / elapsed
+        self._retract(now)
         self._since_log += steps
         self.counters.add_rank("cuda_graph_passes_total", round(steps), mode="decode_full")
         if self._since_log >= LOG_INTERVAL:
             self._since_log -= LOG_INTERVAL
             self._log_decode(now)
+
+    def _retract(self, now: float) -> None:
+        """The pool is full: the request that has come least far gives its room back and waits again."""
+        while self.used_tokens > self.spec.kv_tokens:
+            own = [request for request in self.running if not request.served]
+            if len(own) < 2:
+                return
+            request = min(own, key=lambda each: each.produced)
+            gained = request.length
+            self.running.remove(request)
+            request.to_prefill = request.prompt + int(request.produced) - request.cached
+            self.waiting.appendleft(request)
+            self._say(
+                f"KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: {gained}, "
+                f"#new_token_ratio: {NEW_TOKEN_RATIO:.4f} -> 0.9871",
+                now,
+            )
+            self.counters.add_rank("num_retracted_requests_total", 1)
+            self.counters.add_rank("num_retracted_input_tokens_total", request.prompt)
+            self.counters.add_rank("num_retracted_output_tokens_total", int(request.produced))
 
     def _drift_acceptance(self) -> None:
         if self.spec.speculates:
@@ -374,7 +400,7 @@ class Traffic:
         gauge("kv_used_tokens", used)
         gauge("kv_evictable_tokens", self._evictable)
         gauge("kv_available_tokens", spec.kv_tokens - used - self._evictable)
-        gauge("new_token_ratio", 0.62)
+        gauge("new_token_ratio", NEW_TOKEN_RATIO)
         if spec.host_tokens:
             gauge("hicache_host_used_tokens", int(self._host_used))
             gauge("hicache_host_total_tokens", spec.host_tokens)
