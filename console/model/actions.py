@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -91,3 +92,29 @@ ACTIONS: tuple[Action, ...] = (
 def allowed(read_only: bool) -> tuple[Action, ...]:
     """The actions that may be bound at all."""
     return tuple(action for action in ACTIONS if not (read_only and action.dangerous))
+
+
+def with_keys(actions: tuple[Action, ...], remapped: Mapping[str, str]) -> tuple[Action, ...]:
+    """The actions as the site file's ``keys`` have them: footer and help name the keys that work."""
+    return tuple(
+        msgspec.structs.replace(action, keys=keys, shown=keys.split(",")[0])
+        if (keys := remapped.get(action.id))
+        else action
+        for action in actions
+    )
+
+
+def key_clashes(actions: tuple[Action, ...], remapped: Mapping[str, str]) -> list[str]:
+    """Keys that two actions would share once the site file's ``keys`` are applied, and unknown ids."""
+    found = [
+        f"keys: there is no action {name!r}; there are {', '.join(action.id for action in ACTIONS)}"
+        for name in remapped
+        if name not in {action.id for action in ACTIONS}
+    ]
+    bound: dict[str, str] = {}
+    for action in actions:
+        for key in remapped.get(action.id, action.keys).split(","):
+            other = bound.setdefault(key, action.id)
+            if other != action.id:
+                found.append(f"keys: {key} would be both {other} and {action.id}")
+    return found

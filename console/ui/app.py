@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from textual.app import App, ComposeResult, SystemCommand
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
 
-from console.model.actions import Action, allowed
+from console.model.actions import Action, allowed, key_clashes, with_keys
 from console.model.site import Site
 from console.model.snapshot import Snapshot
+from console.sources.files import ProfileSet
+from console.sources.monitor import Monitor
 from console.ui import glyphs as glyph_sets
 from console.ui import terminal, themes
 from console.ui.cards import Cards
@@ -28,6 +30,9 @@ from console.ui.panel import Panel
 from console.ui.screens.page import Page
 from console.ui.service import Service
 from console.ui.spans import SpanScreen
+
+#: Exit status for a file that cannot be used.
+BAD_FILE = 2
 
 #: Seconds between two frames. NVML averages over up to a second: faster costs more and tells no more.
 TICK = 1.0
@@ -95,20 +100,25 @@ class Dashboard(SpanScreen):
                 panel.draw(snapshot)
 
 
+def _bindings(actions: tuple[Action, ...]) -> list[BindingType]:
+    """The registry as Textual's bindings; the ids let ``set_keymap`` move them."""
+    return [Binding(action.keys, f"app.do('{action.id}')", action.label, id=action.id) for action in actions]
+
+
 class Console(App[int]):
     """Owns the clock of the screen and nothing else; nothing here waits for anything."""
 
     TITLE = "gpuops"
+    READ_ONLY: ClassVar[bool] = False
     ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_BINDING = "f12"  # the registry binds the palette
-    BINDINGS: ClassVar[list[Binding]] = []  # type: ignore[assignment]
+    BINDINGS: ClassVar[list[BindingType]] = _bindings(allowed(read_only=False))
 
     def __init__(
         self,
         watch: Watch,
         site: Site,
         *,
-        read_only: bool = False,
         encoding: str | None = None,
         theme: str | None = None,
     ) -> None:
@@ -116,13 +126,11 @@ class Console(App[int]):
         self.animation_level = "none"
         self._watch_site = watch
         self._site = site
-        self._actions = allowed(read_only or site.read_only)
+        self._actions = with_keys(allowed(self.READ_ONLY), site.keys)
         self._glyphs = glyph_sets.choose(encoding if encoding is not None else sys.stdout.encoding)
         for known in themes.THEMES:
             self.register_theme(known)
         self.theme = theme or themes.choose(site.theme, os.environ)
-        for action in self._actions:
-            self.bind(action.keys, f"do('{action.id}')", description=action.label)
         self._dashboard = Dashboard(self._actions, self._glyphs)
 
     def get_default_screen(self) -> Dashboard:
@@ -222,6 +230,31 @@ class Console(App[int]):
     def _next_theme(self) -> None:
         names = [theme.name for theme in themes.THEMES]
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+
+
+class ReadOnlyConsole(Console, inherit_bindings=False):
+    """The console in which a dangerous action has no key, no palette entry and no name in the footer."""
+
+    READ_ONLY = True
+    BINDINGS: ClassVar[list[BindingType]] = _bindings(allowed(read_only=True))
+
+
+def run(
+    site: Site, profiles: ProfileSet, read_only: bool, site_path: Path | None, notices: tuple[str, ...]
+) -> int:
+    """Open the console on a site; returns the exit status.
+
+    ``site_path`` is named in the error when its ``keys`` clash.
+    """
+    kind = ReadOnlyConsole if read_only or site.read_only else Console
+    clashes = key_clashes(allowed(kind.READ_ONLY), site.keys)
+    if clashes:
+        for clash in clashes:
+            print(f"gpuops: {site_path or 'keys'}: {clash}", file=sys.stderr)
+        return BAD_FILE
+    monitor = Monitor(site, profiles=profiles.profiles, notices=notices)
+    status = kind(monitor, site).run()
+    return status if status is not None else 0
 
 
 class _Do:

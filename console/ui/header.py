@@ -63,14 +63,17 @@ class Header(Panel, can_focus=False):
         model = self._model(snapshot)
         cards = _cards(snapshot)
         clock: Row = [Span(time.strftime("%H:%M:%S", time.localtime(snapshot.wall)), "dim"), Span(" ")]
-        read_only: Row = [Span(" read-only ", "block-idle"), Span(" ")] if snapshot.site.read_only else []
+        badges: Row = []
+        for word, holds in (("simulated", snapshot.site.simulated), ("read-only", snapshot.site.read_only)):
+            if holds:
+                badges += [Span(f" {word} ", "block-idle"), Span(" ")]
         must = width_of(name) + width_of(state)
         if must > width:
             return [fit(state, width)]
         left: Row = [*name, *state]
         right: Row = []
         room = width - must
-        for part, optional in ((model, False), (read_only, False), (cards, True), (clock, True)):
+        for part, optional in ((model, False), (badges, False), (cards, True), (clock, True)):
             wide = width_of(part) + 2
             if part and wide <= room:
                 room -= wide

@@ -101,7 +101,7 @@ def change(old: Look, new: Look) -> str:
 
 
 def cut(strip: Strip, start: int, stop: int) -> Iterator[tuple[str, Style | None]]:
-    """Cells ``start`` to ``stop`` of a strip. Spares making a new Strip, whose caches cost more than its text."""
+    """Cells ``start`` to ``stop`` of a strip, without a new Strip: its caches cost more than its text."""
     at = 0
     for text, style, _ in strip:
         cells = cell_len(text)
