@@ -375,11 +375,11 @@ class ChatDesk:
         for piece in pieces:
             key = (piece.kind, piece.call)
             if piece.kind == "call-name":
-                function = {"name": piece.text, "arguments": ""}
+                function: dict[str, object] = {"name": piece.text, "arguments": ""}
                 call_id = self._call_id(piece.text, piece.call)
                 deltas.append({**empty, "tool_calls": [_fragment(piece.call, call_id, function)]})
             elif piece.kind == "call-arguments":
-                function = {"name": None, "arguments": piece.text}  # type: ignore[dict-item]
+                function = {"name": None, "arguments": piece.text}
                 deltas.append({**empty, "tool_calls": [_fragment(piece.call, None, function)]})
             else:
                 field = "reasoning_content" if piece.kind == "reasoning" else "content"

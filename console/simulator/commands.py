@@ -243,7 +243,7 @@ async def _journalctl(box: Host, machine: Machine, words: Sequence[str], output:
             await output.err(f"Failed to parse timestamp: {since}\n")
             return 1
         entries = [entry for entry in journal if entry.at >= moment]
-        after = max(after, entries[0].sequence - 1 if entries else journal_end(journal))
+        after = max(after, entries[0].sequence - 1 if entries else journal.last)
     follow = "-f" in options or "--follow" in options
     lines = _line_count(
         last("-n", "--lines"), follow and cursor is None and since is None and "--no-tail" not in options
@@ -253,7 +253,7 @@ async def _journalctl(box: Host, machine: Machine, words: Sequence[str], output:
         past = past[len(past) - min(lines, len(past)) :]
     elif lines is not None:
         past = past[:lines]
-    end = journal_end(journal)
+    end = journal.last
     for start in range(0, len(past), 256):
         await output.out("".join(map(render, past[start : start + 256])))
     if not past and not follow:
@@ -262,11 +262,6 @@ async def _journalctl(box: Host, machine: Machine, words: Sequence[str], output:
         async for entry in journal.follow(end, wanted):
             await output.out(render(entry))
     return 0
-
-
-def journal_end(journal: Journal) -> int:
-    """The sequence of the newest entry; 0 when there is none."""
-    return next((entry.sequence for entry in reversed(journal.since(0)[-1:])), 0)
 
 
 def _line_count(value: str | None, tail: bool) -> int | None:

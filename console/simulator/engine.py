@@ -55,10 +55,9 @@ class Engine:
         self._clock = clock
         self._log = log
         self._web = WebServer(self._handle)
-        self._started_at = 0.0
         self._created = 0
         self._chat: ChatDesk | None = None
-        self._weights_moved = 0.0
+        self._memory_before = 0.0
         self._routes: dict[tuple[str, str], Callable[[Call, Reply], Awaitable[None]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/health_generate"): self._health,
@@ -85,8 +84,7 @@ class Engine:
         """Another run begins at ``at`` (Unix seconds); ``rank_pid`` is its first scheduler's."""
         self.spec = spec
         self.state = "loading"
-        self.memory_gb = 0.0
-        self._started_at = at
+        self.memory_gb = self._memory_before = 0.0
         self._created = int(at)
         self.counters = Counters(spec.served_name, rank_pid)
         self.traffic = None
@@ -131,8 +129,8 @@ class Engine:
         if spec is None or self.state == "down":
             return Work()
         if traffic is None:
-            moving = self.memory_gb - self._weights_moved
-            self._weights_moved = self.memory_gb
+            moving = self.memory_gb - self._memory_before
+            self._memory_before = self.memory_gb
             loading = 1.0 if moving > 0.05 else 0.0
             return Work(loading=loading, memory_gb=self.memory_gb, link_rx=1.4e9 * loading)
         running = len(traffic.running)

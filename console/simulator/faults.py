@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: Name and what an operator will see. The first four strike the next load, the others at once.
+#: Name and what an operator will see. The first three strike the next load, the others at once.
 FAULTS: dict[str, str] = {
     "crash-on-load": "the next load crashes at about 60 % of the weights, restarts and fails for good",
     "oom": "the next load runs out of GPU memory while it captures graphs",

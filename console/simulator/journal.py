@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 
 #: Entries kept; journald would vacuum by size.
-LIMIT = 50_000
+LIMIT = 20_000
 
 #: Bytes journald takes for printable; anything below a space but tab and newline makes an array.
 _PLAIN_CONTROL = frozenset("\t\n")
@@ -47,8 +47,10 @@ class Journal:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    @property
+    def last(self) -> int:
+        """The sequence of the newest entry; 0 before the first."""
+        return self._sequence
 
     def write(
         self,
