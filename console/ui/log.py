@@ -55,11 +55,17 @@ def folded(lines: Sequence[LogLine], wanted: int) -> tuple[list[LogLine], int]:
     for line in reversed(lines):
         if line.kind == "noise":
             noise += 1
+        elif found and line.percent is not None and _same_progress(line, found[-1]):
+            continue  # a progress bar that moved: its newest line says it all
         elif len(found) < wanted:
             found.append(line)
         else:
             break
     return found[::-1], noise
+
+
+def _same_progress(line: LogLine, newer: LogLine) -> bool:
+    return newer.percent is not None and line.phase == newer.phase and line.rank == newer.rank
 
 
 class Log(Panel):

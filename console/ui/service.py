@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 from console.model.engine import EngineRates, Quantiles
 from console.model.log import PhaseTime
 from console.model.snapshot import Snapshot
+from console.model.state import HEALTHY
 from console.ui import words
 from console.ui.glyphs import Glyphs
 from console.ui.panel import Panel
@@ -219,7 +220,8 @@ class Service(Panel):
         if identity is not None and identity.version:
             row.append(Span(f" {self.glyphs.separator} SGLang {identity.version}", "dim"))
         age = snapshot.rates.age(snapshot.now)
-        if snapshot.rates.stale(snapshot.now) and age is not None:
+        serving = snapshot.state.name in (*HEALTHY, "degraded", "hung")
+        if serving and snapshot.rates.stale(snapshot.now) and age is not None:
             row.append(Span(f" {self.glyphs.separator} {words.span(age)} old", "warn"))
         return row
 
