@@ -132,6 +132,11 @@ class Box:
         site.write_text(self._site(), encoding="utf-8")
         return site
 
+    async def fail(self) -> None:
+        """Returns never; raises what stops the box's own time, should anything."""
+        assert self._beat is not None
+        await self._beat
+
     async def close(self) -> None:
         """End everything; the directory keeps its files, the socket goes."""
         if self._beat is not None:
@@ -363,7 +368,13 @@ class Box:
             writer.close()
 
     async def _answer(self, argv: list[str], writer: asyncio.StreamWriter) -> None:
-        status = await commands.run(self._host, argv, _Speaker(writer))
+        try:
+            status = await commands.run(self._host, argv, _Speaker(writer))
+        except ConnectionError:
+            return  # nobody listens any more
+        except Exception as defect:  # noqa: BLE001  a defect in one command is told to its caller
+            writer.write(_frame(err=f"defect in the box: {type(defect).__name__}: {defect}\n"))
+            status = 70
         writer.write(_frame(exit=status))
         await writer.drain()
 
@@ -429,7 +440,12 @@ async def serve(
         site = await box.open()
         sys.stdout.write(f"{site}\n")
         sys.stdout.flush()
-        await ended.wait()
+        stop, defect = asyncio.create_task(ended.wait()), asyncio.create_task(box.fail())
+        done, rest = await asyncio.wait({stop, defect}, return_when=asyncio.FIRST_COMPLETED)
+        for task in rest:
+            task.cancel()
+        for task in done:
+            task.result()
     finally:
         await box.close()
 

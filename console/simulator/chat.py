@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ _END_OF_TURN = 163_586
 
 _PROMPTS_KEPT = 64
 _DEFAULT_LIMIT = 4096
+_RAW_LIMIT = 128
 
 
 class _Aborted(Exception):
@@ -82,6 +84,7 @@ class ChatDesk:
             messages = body["messages"]
             if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
                 raise TypeError("messages must be a list of objects")
+            limit = _limit(body.get("max_completion_tokens") or body.get("max_tokens"), _DEFAULT_LIMIT)
         except (msgspec.DecodeError, KeyError, TypeError) as problem:
             reply.send(400, _error(f"{type(problem).__name__}: {problem}"))
             return
@@ -90,7 +93,6 @@ class ChatDesk:
             [] if body.get("tool_choice") == "none" else [tool for tool in tools if isinstance(tool, Mapping)]
         )
         prompt = self._chat_prompt(messages, tools)
-        limit = body.get("max_completion_tokens") or body.get("max_tokens") or _DEFAULT_LIMIT
         if len(prompt) + limit > self._spec.model.context_length:
             words = (
                 "Requested token count exceeds the model's maximum context length of "
@@ -100,7 +102,7 @@ class ChatDesk:
             )
             reply.send(400, _error(words))
             return
-        output = self._chat_output(body, messages, tools, int(limit))
+        output = self._chat_output(body, messages, tools, limit)
         stream = bool(body.get("stream"))
         request = self._request(prompt, output, stream, body)
         model = body.get("model") or self._spec.served_name
@@ -117,11 +119,11 @@ class ChatDesk:
             ids = body.get("input_ids")
             if not isinstance(text, str) and not isinstance(ids, list):
                 raise TypeError("Either text, input_ids or input_embeds should be provided.")
+            sampling = body.get("sampling_params") or {}
+            limit = _limit(sampling.get("max_new_tokens"), _RAW_LIMIT)
         except (msgspec.DecodeError, AttributeError, TypeError) as problem:
             reply.send(400, _error(str(problem)))
             return
-        sampling = body.get("sampling_params") or {}
-        limit = int(sampling.get("max_new_tokens") or 128)
         prompt = tokens(text) if isinstance(text, str) else [str(token) for token in ids]
         said = Said(complete(text or ""))
         if "nan" in self._faults:
@@ -130,8 +132,9 @@ class ChatDesk:
         request = self._request(prompt, output, bool(body.get("stream")), body)
         began = self._clock.wall()
         try:
-            async for _ in self._serve(request, output):
-                pass
+            async with contextlib.aclosing(self._serve(request, output)) as steps:
+                async for _ in steps:
+                    pass
         except _Aborted:
             reply.send(
                 200, msgspec.json.encode({"text": "", "meta_info": {"finish_reason": {"type": "abort"}}})
@@ -256,7 +259,7 @@ class ChatDesk:
             request.rid = body["rid"]
         return request
 
-    async def _serve(self, request: Request, output: Output) -> AsyncIterator[tuple[Piece, ...]]:
+    async def _serve(self, request: Request, output: Output) -> AsyncGenerator[tuple[Piece, ...], None]:
         """The pieces as verify steps bring them. _Aborted when somebody aborts the request."""
         traffic = self._traffic
         self._active[request.rid] = request
@@ -298,9 +301,10 @@ class ChatDesk:
     async def _whole_chat(self, reply: Reply, request: Request, output: Output, model: str) -> None:
         finish = output.finish_reason
         try:
-            async for _ in self._serve(request, output):
-                if reply.gone:
-                    raise ConnectionResetError
+            async with contextlib.aclosing(self._serve(request, output)) as steps:
+                async for _ in steps:
+                    if reply.gone:
+                        raise ConnectionResetError
         except _Aborted:
             output, finish = Output((), "abort", None, 0), "abort"
         content = output.text("content")
@@ -355,9 +359,10 @@ class ChatDesk:
         finish = output.finish_reason
         await reply.chunk(event({"role": "assistant", "content": "", "reasoning_content": None}))
         try:
-            async for pieces in self._serve(request, output):
-                for delta in self._deltas(pieces):
-                    await reply.chunk(event(delta))
+            async with contextlib.aclosing(self._serve(request, output)) as steps:
+                async for pieces in steps:
+                    for delta in self._deltas(pieces):
+                        await reply.chunk(event(delta))
         except _Aborted:
             finish = "abort"
         await reply.chunk(event({"reasoning_content": None}, finish, output.matched_stop))
@@ -428,6 +433,15 @@ def _error(message: str) -> bytes:
     return msgspec.json.encode(
         {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": 400}
     )
+
+
+def _limit(value: object, default: int) -> int:
+    """TypeError for a limit that is no count."""
+    if value is None or value == 0:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError("a limit of new tokens must be a positive integer")
+    return value
 
 
 def _stops(value: object) -> tuple[str, ...]:

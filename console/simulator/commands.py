@@ -96,9 +96,7 @@ async def _systemctl(box: Host, machine: Machine, words: Sequence[str], output: 
             await output.out("running\n")
             return 0
         case "daemon-reload":
-            if machine.service is not None:
-                machine.service.reload()
-            return 0
+            return await _reload(machine, output)
         case "reset-failed":
             if machine.service is not None:
                 machine.service.reset_failed()
@@ -109,6 +107,17 @@ async def _systemctl(box: Host, machine: Machine, words: Sequence[str], output: 
             return await _cat_unit(machine, names, output)
     await output.err(f"Unknown command verb '{verb}'.\n")
     return 1
+
+
+async def _reload(machine: Machine, output: Output) -> int:
+    if machine.service is None:
+        return 0
+    try:
+        machine.service.reload()
+    except (OSError, UnicodeDecodeError) as problem:
+        await output.err(f"Failed to reload daemon: {problem}\n")
+        return 1
+    return 0
 
 
 async def _show(machine: Machine, names: Sequence[str], options: dict[str, list[str]], output: Output) -> int:

@@ -164,6 +164,13 @@ class Engine:
                 reply.send(405, b'{"detail":"Method Not Allowed"}')
             else:
                 reply.send(404, b'{"detail":"Not Found"}')
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise  # the client has gone
+        except Exception as defect:
+            self._log(f"Exception in ASGI application: {type(defect).__name__}: {defect}", "main", 0, None)
+            if reply.streaming:
+                raise ConnectionAbortedError from defect
+            reply.send(500, b"Internal Server Error", "text/plain; charset=utf-8")
         finally:
             self.counters.http_active(call.path, call.method, -1)
             if reply.status:

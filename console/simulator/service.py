@@ -81,7 +81,6 @@ class EngineService:
         self._starts: deque[float] = deque(maxlen=START_LIMIT_BURST)
         self._next_job = 4_117
         self._definition: definition.Definition | None = None
-        self._restarting = False
 
     # For the box -------------------------------------------------------------------------------
 

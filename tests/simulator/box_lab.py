@@ -67,7 +67,7 @@ class Lab:
         found: dict[str, Any] = answer.json()
         return found
 
-    async def nvml(self, seconds: float = 0.1) -> list[dict[str, Any]]:
+    async def nvml(self, seconds: float = 0.08) -> list[dict[str, Any]]:
         """What the card library's process says in its first moments."""
         said = []
         async with self.host.stream(["python", "/opt/x/nvml_worker.py", "--period", "1"]) as stream:

@@ -31,6 +31,7 @@ def open_box(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenBox:
     """Opens a box with the faults and the speed that a test names; its model talks fast."""
     monkeypatch.setattr("console.simulator.chat.SINGLE_TOKENS_PER_S", 5_000.0)
     monkeypatch.setattr("console.simulator.box.TICK_S", 0.05)
+    monkeypatch.setattr("console.simulator.nvml.PERIOD_S", 0.1)
 
     @contextlib.asynccontextmanager
     async def opened(*faults: str, speed: float = 2000.0, seed: int = 7) -> AsyncIterator[Lab]:
@@ -38,7 +39,7 @@ def open_box(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenBox:
         await box.open()
         try:
             url = f"http://127.0.0.1:{box.service.port}"
-            async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as http:
                 yield Lab(box, http)
         finally:
             await box.close()

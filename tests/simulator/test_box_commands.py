@@ -137,6 +137,14 @@ async def test_a_changed_drop_in_is_noticed_and_loaded(lab: Lab) -> None:
     )
 
 
+async def test_a_unit_file_that_cannot_be_read_is_said(lab: Lab) -> None:
+    (lab.box.rootfs / "etc/systemd/system/sglang.service").unlink()
+    reloaded = await lab.inside("systemctl", "daemon-reload")
+    assert reloaded.returncode == 1
+    assert reloaded.stderr.startswith(b"Failed to reload daemon: ")
+    assert await lab.state() == "active/running"
+
+
 async def test_a_flag_that_is_no_number_ends_the_process_with_two(lab: Lab) -> None:
     folder = lab.box.rootfs / "etc/systemd/system/sglang.service.d"
     folder.mkdir()

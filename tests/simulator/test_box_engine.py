@@ -326,7 +326,10 @@ async def test_an_aborted_request_ends_as_aborted(lab: Lab) -> None:
     assert (await lab.http.post("/abort_request", json={"rid": "unknown"})).status_code == 200
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"messages": 3}', b'{"messages": ["x"]}'])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'{"messages": 3}', b'{"messages": ["x"]}', b'{"messages": [], "max_tokens": "x"}'],
+)
 async def test_a_request_that_is_none_is_refused_in_words(lab: Lab, body: bytes) -> None:
     answer = await lab.http.post("/v1/chat/completions", content=body)
     assert answer.status_code == 400
@@ -339,6 +342,33 @@ async def test_a_prompt_that_was_seen_before_is_cached(lab: Lab) -> None:
     again = (await lab.http.post("/generate", json=body)).json()["meta_info"]
     assert first["cached_tokens"] == 0
     assert again["cached_tokens"] == again["prompt_tokens"] - 1
+
+
+async def test_a_client_that_leaves_its_stream_aborts_its_request(lab: Lab) -> None:
+    body = {
+        "stream": True,
+        "messages": [{"role": "user", "content": "Tell me everything."}],
+        "max_tokens": 900,
+    }
+    async with lab.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        await anext(aiter(answer.aiter_lines()))
+
+    async def aborted() -> bool:
+        return lab.box.engine.counters.value("num_aborted_requests_total") == 1
+
+    await eventually(aborted)
+    assert not lab.box.engine._chat._active
+
+
+async def test_a_defect_costs_one_request(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such thing")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("console.simulator.chat.answer", broken)
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+        assert (await lab.http.post("/v1/chat/completions", json=body)).status_code == 500
+    assert (await lab.chat("What is 2+2?"))["choices"][0]["message"]["content"] == "4"
 
 
 async def test_flush_is_refused_while_requests_run(open_box: OpenBox) -> None:
@@ -356,7 +386,7 @@ async def test_flush_is_refused_while_requests_run(open_box: OpenBox) -> None:
 
 
 async def test_refused_then_503_then_200(open_box: OpenBox) -> None:
-    async with open_box(speed=800.0) as lab:
+    async with open_box(speed=1500.0) as lab:
         await lab.inside("systemctl", "stop", "sglang.service")
         await lab.inside("systemctl", "start", "sglang.service")
         seen: list[int | str] = []
