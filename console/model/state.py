@@ -279,8 +279,8 @@ def _ended(seen: _Seen, unit: UnitStatus) -> ServiceState:
             name="stopped", reasons=(f"its stop ended with {_end_of(unit)}", *seen.evidence.complaints)
         )
     if crash is None and not failed and unit.result == "success":
-        state = _starting(seen)
-        return msgspec.structs.replace(state, reasons=("ended without an error", *state.reasons))
+        clean_end = "ended without an error; systemd starts it again"
+        return ServiceState(name="starting", phase="starting", reasons=(clean_end, *seen.evidence.complaints))
     restarts = unit.restarts or 0
     if not _loops(seen, unit):
         return _crashed(seen, crash or _end_of(unit))
@@ -442,7 +442,8 @@ def _warming(seen: _Seen) -> bool:
         return seen.ready.status == 503
     if seen.health is not None and seen.health.status is not None:
         return seen.health.status == 503
-    return seen.loading
+    # The port is bound, so a log that shows no more than the beginning does not show the load.
+    return seen.loading and load.phase is not None and load.phase.phase != "starting"
 
 
 def _starting(seen: _Seen, *more: str, warming: bool = False) -> ServiceState:
