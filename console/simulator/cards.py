@@ -25,6 +25,7 @@ class Work(msgspec.Struct, frozen=True):
     decode: float = 0.0
     prefill: float = 0.0
     loading: float = 0.0
+    spinning: float = 0.0  # kernels that wait for each other: busy to look at, cool to touch
     memory_gb: float = 0.0
     link_tx: float = 0.0
     link_rx: float = 0.0
@@ -61,14 +62,19 @@ class Card:
         self._work = work
         self.engine_bytes = int(work.memory_gb * GIB)
         noise = self._rng.gauss
-        wanted = 100 * min(1.0, 0.97 * work.decode + work.prefill + 0.06 * work.loading)
+        wanted = 100 * min(1.0, 0.97 * work.decode + work.prefill + 0.06 * work.loading + work.spinning)
         if wanted > 1:
             wanted = min(100.0, max(0.0, wanted + noise(0, 2.5)))
         if self.foreign_bytes:
             wanted = max(wanted, 88 + noise(0, 4))
         self._utilization += (wanted - self._utilization) * min(1.0, elapsed * 1.6)
         idle = 17.0 if not self.engine_bytes else 68.0
-        busy = 0.33 * work.decode + 0.83 * work.prefill + (0.7 if self.foreign_bytes else 0.0)
+        busy = (
+            0.33 * work.decode
+            + 0.83 * work.prefill
+            + 0.11 * work.spinning
+            + (0.7 if self.foreign_bytes else 0.0)
+        )
         target = idle + (CARD_POWER_LIMIT_W - idle) * min(0.985, busy) + noise(0, 4) * (busy > 0.01)
         self._power += (target - self._power) * min(1.0, elapsed * 1.3)
         equilibrium = self._ambient + 5 + 0.082 * self._power
@@ -91,7 +97,8 @@ class Card:
         busy = self._utilization > 2 or used > 0
         power_capped = self._power > 0.97 * CARD_POWER_LIMIT_W
         clock = (2362 if power_capped else 2617) + int(self._rng.gauss(0, 9)) if busy else 180
-        reasons = ("SW power cap",) if power_capped else () if busy else ("GPU idle",)
+        # An idle card is no throttled one: the NVML process leaves that reason out too.
+        reasons = ("power cap",) if power_capped else ()
         return CardTelemetry(
             address=self.slot.address,
             name=CARD_NAME,

@@ -76,10 +76,10 @@ class Dashboard(SpanScreen):
     def panels(self) -> tuple[Panel, ...]:
         return (self.header, self.cards, self.service, self.charts, self.log_panel, self.footer)
 
-    def share(self, cards: int) -> None:
-        """Give each panel its rows; nothing happens while neither the terminal nor the cards change."""
+    def share(self, snapshot: Snapshot) -> None:
+        """Give each panel its rows; nothing happens while neither the terminal nor the need changes."""
         width, height = self.app.size
-        wanted = heights(width, height - 2, cards)
+        wanted = heights(width, height - 2, len(snapshot.cards), self.service.wanted(snapshot))
         if wanted == self._shared:
             return
         self._shared = wanted
@@ -94,7 +94,7 @@ class Dashboard(SpanScreen):
         self._middle.set_class(wanted.side_by_side, "side-by-side")
 
     def draw(self, snapshot: Snapshot) -> None:
-        self.share(len(snapshot.cards))
+        self.share(snapshot)
         for panel in self.panels:
             if panel.display:
                 panel.draw(snapshot)
@@ -166,7 +166,7 @@ class Console(App[int]):
                 self._dashboard.draw(snapshot)
 
     def on_resize(self) -> None:
-        self._dashboard.share(len(self._watch_site.snapshot().cards))
+        self._dashboard.share(self._watch_site.snapshot())
 
     async def on_unmount(self) -> None:
         await self._watch_site.close()

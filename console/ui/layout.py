@@ -18,8 +18,11 @@ class Heights(msgspec.Struct, frozen=True):
     side_by_side: bool = False
 
 
-def heights(width: int, height: int, cards: int) -> Heights:
+def heights(width: int, height: int, cards: int, service: int = 4) -> Heights:
     """Shares for ``height`` rows, of which header and footer have taken theirs.
+
+    ``service`` is how many rows the service panel has something to say in; it gets
+    more than four only from what charts and log can spare.
 
     State and cards come first, then tokens/s and accept length, then charts and log.
     """
@@ -31,11 +34,11 @@ def heights(width: int, height: int, cards: int) -> Heights:
     if width >= WIDE and left >= 14:
         middle = min(16, max(9, left // 2))
         return Heights(cards_rows, middle, middle, left - middle, side_by_side=True)
-    service = min(left, 4)
+    wanted, service = service, min(left, 4)
     left -= service
     if left < 5:
         return Heights(cards_rows, service, 0, left)
-    extra = min(3, max(0, left - 16))
+    extra = min(max(3, wanted - service), max(0, left - 12))
     service, left = service + extra, left - extra
     charts = min(12, max(5, left * 2 // 5))
     if left - charts < 3:

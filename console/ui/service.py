@@ -27,6 +27,10 @@ _PHASE_WORDS = {
 }
 
 
+_DEAD = ("crashed", "crash-looping", "stopped", "unreachable")
+_LOADING = ("starting", "warming-up")
+
+
 class Fact(NamedTuple):
     """A labelled value; the order in which facts are listed is their importance."""
 
@@ -180,12 +184,21 @@ class Service(Panel):
         "cache hit  share of prompt tokens found in the prefix cache over the last minute."
     )
 
+    def wanted(self, snapshot: Snapshot) -> int:
+        """Rows in which there is something to say: a load has its phases, a death its evidence."""
+        said = 1 + len(snapshot.state.reasons)
+        if snapshot.state.name in _DEAD:
+            return said + (0 if snapshot.load.crash is None else len(snapshot.load.crash.lines))
+        if snapshot.state.name in _LOADING:
+            return said + len(snapshot.load.phases)
+        return 4
+
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
         rows = [heading(self.TITLE, self._note(snapshot), width, self.glyphs)]
         left = height - 1
         reasons = _reasons(snapshot, width, self.glyphs)
-        dead = snapshot.state.name in ("crashed", "crash-looping", "stopped", "unreachable")
-        loading = snapshot.state.name in ("starting", "warming-up") or (
+        dead = snapshot.state.name in _DEAD
+        loading = snapshot.state.name in _LOADING or (
             snapshot.state.name == "crash-looping" and snapshot.state.phase is not None
         )
         if loading and snapshot.load.phases:
