@@ -75,6 +75,8 @@ class Box:
     ) -> None:
         self.directory = directory
         self.faults = Faults(faults)
+        self._hangs = "hang" in self.faults
+        self.faults.clear("hang")  # it strikes an engine that has work to do
         self._nvml_mode = nvml
         self._wanted_port = port
         self._clock = clock or Clock()
@@ -198,6 +200,11 @@ class Box:
 
     def _strike(self) -> None:
         """The faults that strike at once."""
+        if self._hangs and self.engine.traffic is not None:
+            now = self._clock.wall()
+            self.engine.traffic.burst(now)
+            self.engine.advance(now)
+            self.faults.arm("hang")
         if "holder" in self.faults:
             self.tree.add_process(
                 HOLDER_PID,

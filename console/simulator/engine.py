@@ -139,6 +139,7 @@ class Engine:
         return Work(
             decode=decode * (1 - prefill),
             prefill=prefill,
+            spinning=1.0 if traffic.frozen else 0.0,
             memory_gb=self.memory_gb,
             link_tx=traffic.decode_rate * 5.1e6 + prefill * 5.6e9,
             link_rx=traffic.decode_rate * 5.2e6 + prefill * 5.9e9,

@@ -149,6 +149,11 @@ class Traffic:
     def submit(self, request: Request) -> None:
         self.waiting.append(request)
 
+    def burst(self, now: float) -> None:
+        """Several requests at once, as an agent sends them."""
+        for _ in range(self._rng.randint(4, 13)):
+            self._arrive(now)
+
     def new_request(self, prompt: int, cached: int, output: int, streaming: bool) -> Request:
         """A request of a client over HTTP, which calls ``produce`` and ``finish`` itself."""
         self._count += 1
@@ -198,8 +203,7 @@ class Traffic:
             self._arrive(self._next_arrival)
             self._next_arrival += self._rng.expovariate(demand(self._next_arrival))
         if self._next_burst <= now:
-            for _ in range(self._rng.randint(4, 13)):
-                self._arrive(now)
+            self.burst(now)
             self._next_burst = now + self._rng.uniform(40, 150)
 
     def _arrive(self, at: float) -> None:

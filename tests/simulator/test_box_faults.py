@@ -127,6 +127,7 @@ async def test_a_hung_engine_answers_metrics_but_no_health_and_must_be_killed(
 
         before = tokens()
         running = (await lab.http.get("/v1/loads")).json()["loads"][0]["num_running_reqs"]
+        assert running > 0
         health = await lab.http.get("/health")
         assert health.status_code == 503
         assert (await lab.http.get("/metrics")).status_code == 200
