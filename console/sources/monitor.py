@@ -67,8 +67,9 @@ AGAIN_S = 5.0
 #: Seconds without a line after which the journal's past counts as read.
 QUIET_S = 0.4
 
-#: ``/health`` says 503 at once while the engine warms up, and takes a second when it is well.
-HEALTH_GLANCE_S = 0.15
+#: ``/health`` says 503 at once while the engine warms up, and takes a second when it is well:
+#: for so long it is waited for once everything else has been answered.
+HEALTH_GLANCE_S = 0.03
 
 _ENDED = "the source has ended"
 _MODEL_PATH = re.compile(r"""model_path['"]?[=:] ?(['"])(.+?)\1""")
@@ -552,12 +553,18 @@ async def _look_at_cards(monitor: Monitor, ends: float) -> None:
 async def _look_at_engine(monitor: Monitor, ends: float) -> None:
     watched = monitor.sources
     patience = (ends - asyncio.get_running_loop().time()) / 2
-    rates, identity, (ready, models, metrics) = await read_once(watched.client, patience)
+    # Asked with the rest, so that what it says at once is there by the time the others have answered.
+    glance = asyncio.create_task(watched.client.get("/health", patience))
+    try:
+        rates, identity, (ready, models, metrics) = await read_once(watched.client, patience)
+        if ready.status == 404:  # before 0.5.20 only /health tells that the engine still warms up
+            done, _ = await asyncio.wait({glance}, timeout=HEALTH_GLANCE_S)
+            if done and glance.result().probe.status is not None:
+                monitor.take_health(monitor.health.fresh(glance.result().probe, monitor._clock()))
+    finally:
+        glance.cancel()
+        await asyncio.wait({glance})
     now = monitor._clock()
-    if ready.status == 404:  # before 0.5.20 only /health tells that the engine still warms up
-        health = (await watched.client.get("/health", HEALTH_GLANCE_S)).probe
-        if health.status is not None:
-            monitor.take_health(monitor.health.fresh(health, now))
     monitor.take_ready(monitor.ready.fresh(ready, now))
     monitor.take_models(monitor.models.fresh(Models(models, identity.served_names), now))
     if models.ok:
