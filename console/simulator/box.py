@@ -140,7 +140,7 @@ class Box:
         await self._beat
 
     async def close(self) -> None:
-        """End everything; the directory keeps its files, the socket goes."""
+        """End everything; of the directory only the site file stays."""
         if self._beat is not None:
             self._beat.cancel()
         if self._socket is not None:
@@ -152,6 +152,7 @@ class Box:
         await self.service.shut_down()
         if self._lock is not None:
             (self.directory / SOCKET_NAME).unlink(missing_ok=True)
+            self.tree.remove()
             os.close(self._lock)
             self._lock = None
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from console.simulator import memory
 from console.simulator.machine import (
     AUDIO_CLASS,
     AUDIO_DEVICE,
@@ -40,16 +41,22 @@ _GROUPS = "sys/kernel/iommu_groups"
 
 
 class Tree:
-    """The tree under ``root``."""
+    """The tree under ``root``, which is a link into memory where there is some."""
 
     def __init__(self, root: Path, booted_at: float) -> None:
         self.root = root
         self._booted_at = booted_at
+        self._memory: memory.MemoryDirectory | None = None
 
     def create(self) -> None:
         """Write all of it; what a former box left is removed."""
-        if self.root.exists():
-            shutil.rmtree(self.root)
+        self._clear()
+        self._memory = memory.take()
+        if self._memory is None:
+            self.root.mkdir(parents=True)
+        else:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.symlink_to(self._memory.path)
         for driver in ("nvidia", "snd_hda_intel", "vfio-pci", "pcieport", "ast", "mlx5_core", "nvme"):
             folder = self.root / _SYSFS_DRIVERS / driver
             folder.mkdir(parents=True)
@@ -65,6 +72,19 @@ class Tree:
             self._card(card)
         self._proc()
         self._guests()
+
+    def remove(self) -> None:
+        """All of it goes."""
+        self._clear()
+        if self._memory is not None:
+            self._memory.remove()
+            self._memory = None
+
+    def _clear(self) -> None:
+        if self.root.is_symlink():
+            self.root.unlink()
+        elif self.root.exists():
+            shutil.rmtree(self.root)
 
     # Cards -------------------------------------------------------------------------------------
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -16,18 +14,7 @@ from console.simulator.box import Box
 
 
 @pytest.fixture
-def quick_path(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where there is one: a box writes seven hundred small files."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(prefix="gpuops-test-", dir=memory) as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def open_box(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenBox:
+def open_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenBox:
     """Opens a box with the faults and the speed that a test names; its model talks fast."""
     monkeypatch.setattr("console.simulator.chat.SINGLE_TOKENS_PER_S", 5_000.0)
     monkeypatch.setattr("console.simulator.box.TICK_S", 0.05)
@@ -35,7 +22,7 @@ def open_box(quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenBox:
 
     @contextlib.asynccontextmanager
     async def opened(*faults: str, speed: float = 2000.0, seed: int = 7) -> AsyncIterator[Lab]:
-        box = Box(quick_path / "box", speed=speed, faults=faults, seed=seed)
+        box = Box(tmp_path / "box", speed=speed, faults=faults, seed=seed)
         await box.open()
         try:
             url = f"http://127.0.0.1:{box.service.port}"

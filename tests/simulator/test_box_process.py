@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from console.model.site import Simulated
+from console.simulator import memory
+from console.simulator.tree import Tree
 from console.sources.files.sites import load_site
 
 
@@ -46,7 +48,7 @@ def test_prints_its_site_file_and_nothing_else_and_leaves_no_socket_and_no_port(
     assert status == 0
     out, err = process.communicate()
     assert (out, err) == ("", "")
-    assert not (tmp_path / "box/box.sock").exists()
+    assert [path.name for path in (tmp_path / "box").iterdir()] == ["site.yaml"]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=2)
 
@@ -68,18 +70,39 @@ def test_a_second_box_in_the_same_directory_is_refused_and_the_first_lives_on(tm
         end(first, signal.SIGINT)
 
 
-def test_what_a_killed_box_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+def test_what_a_killed_box_left_behind_is_no_obstacle_and_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed = start(tmp_path)
     assert killed.stdout is not None
     killed.stdout.readline()
+    left = (tmp_path / "root").resolve()
     end(killed, signal.SIGKILL)
-    assert (tmp_path / "box.sock").exists()
+    assert (tmp_path / "box.sock").exists() and left.exists()
     again = start(tmp_path)
     try:
         assert again.stdout is not None
         assert again.stdout.readline() == f"{tmp_path}/site.yaml\n"
     finally:
         assert end(again) == 0
+    monkeypatch.setattr(memory, "_YOUNG_S", -1.0)
+    monkeypatch.setattr(memory, "_PREFIX", left.name)  # and nobody else's
+    taken = memory.take()
+    if taken is not None:
+        taken.remove()
+    assert not left.exists()
+
+
+def test_without_memory_to_write_to_the_tree_lies_in_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MEMORY", tmp_path / "none")
+    tree = Tree(tmp_path / "box/root", 0.0)
+    tree.create()
+    assert not (tmp_path / "box/root").is_symlink()
+    assert (tmp_path / "box/root/sys/bus/pci/devices/0000:e1:00.1/vendor").read_text() == "0x10de\n"
+    tree.remove()
+    assert not (tmp_path / "box/root").exists()
 
 
 def test_a_taken_port_is_said(tmp_path: Path) -> None:
