@@ -147,12 +147,13 @@ _ENTER_GROUPS = 'while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs"; shift; do
 
 def _remove_groups(group: Path) -> None:
     """The cgroup and those below it. A group empties only some time after its last process died."""
-    if not group.exists():
-        return
+    ends = time.monotonic() + 5
     for directory, _, _ in os.walk(group, topdown=False):
-        for _ in range(50):
+        while True:
             try:
                 Path(directory).rmdir()
                 break
             except OSError:
-                time.sleep(0.1)
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.05)
