@@ -178,7 +178,7 @@ def test_a_card_that_blocks_whoever_reads_it_keeps_nobody_waiting() -> None:
             document = json.loads(status.communicate(timeout=15)[0])
             findings = {one["id"]: one for one in json.loads(doctor.communicate(timeout=15)[0])["findings"]}
     assert time.monotonic() - began < 8
-    assert {word["name"]: word["error"] for word in document["sources"]}["pci"] == "no answer within 2 s"
+    assert {word["name"]: word["error"] for word in document["sources"]}["pci"].startswith("no answer")
     assert document["state"]["name"] == "ready"
     assert findings["pci"]["verdict"] == "unknown"
     assert findings["unit"]["verdict"] == "pass"
