@@ -159,9 +159,11 @@ async def test_a_crash_loop_is_called_one_and_says_why(machine: Machine) -> None
 
 
 def given_up(shown: Snapshot) -> bool:
-    """systemd starts it no more, and its lines have arrived."""
-    unit = shown.unit.value
-    return unit is not None and unit.active_state == "failed" and shown.load.crash is not None
+    """systemd starts it no more, and what the last run said has arrived."""
+    unit, load = shown.unit.value, shown.load
+    if unit is None or unit.active_state != "failed":
+        return False
+    return load.crash is not None and load.invocation == unit.invocation_id
 
 
 # The journal ---------------------------------------------------------------------------------------
