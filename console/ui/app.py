@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Container
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from console.model.actions import Action, allowed, key_clashes, with_keys
@@ -18,13 +19,15 @@ from console.model.site import Site
 from console.model.snapshot import Snapshot
 from console.sources.files import ProfileSet
 from console.sources.monitor import Monitor
+from console.transport import loop
 from console.ui import glyphs as glyph_sets
 from console.ui import terminal, themes
+from console.ui.ascii import AsciiOnly
 from console.ui.cards import Cards
 from console.ui.charts import Charts
 from console.ui.footer import Footer
 from console.ui.header import Header
-from console.ui.layout import heights
+from console.ui.layout import WIDE, heights
 from console.ui.log import Log
 from console.ui.panel import Panel
 from console.ui.screens.page import Page
@@ -52,7 +55,7 @@ class Watch(Protocol):
 class Dashboard(SpanScreen):
     """The one screen: header, cards, service, charts, log, footer."""
 
-    AUTO_FOCUS = None
+    AUTO_FOCUS = ""  # None would take the app's, which is the first panel
 
     def __init__(self, actions: tuple[Action, ...], glyphs: glyph_sets.Glyphs) -> None:
         super().__init__()
@@ -79,7 +82,8 @@ class Dashboard(SpanScreen):
     def share(self, snapshot: Snapshot) -> None:
         """Give each panel its rows; nothing happens while neither the terminal nor the need changes."""
         width, height = self.app.size
-        wanted = heights(width, height - 2, len(snapshot.cards), self.service.wanted(snapshot))
+        beside = width // 2 if width >= WIDE else width
+        wanted = heights(width, height - 2, len(snapshot.cards), self.service.wanted(snapshot, beside))
         if wanted == self._shared:
             return
         self._shared = wanted
@@ -122,12 +126,15 @@ class Console(App[int]):
         encoding: str | None = None,
         theme: str | None = None,
     ) -> None:
-        super().__init__(css_path=styles_directory() / "console.tcss")
+        # Without colour Textual must not turn the terminal's own colours into shades of grey.
+        plain = True if os.environ.get("NO_COLOR") else None
+        super().__init__(css_path=styles_directory() / "console.tcss", ansi_color=plain)
         self.animation_level = "none"
         self._watch_site = watch
         self._site = site
         self._actions = with_keys(allowed(self.READ_ONLY), site.keys)
-        self._glyphs = glyph_sets.choose(encoding if encoding is not None else sys.stdout.encoding)
+        self._glyphs = glyph_sets.choose(encoding if encoding is not None else terminal.encoding())
+        self._line_filters = [AsciiOnly()] if self._glyphs is glyph_sets.ASCII else []
         for known in themes.THEMES:
             self.register_theme(known)
         self.theme = theme or themes.choose(site.theme, os.environ)
@@ -135,6 +142,9 @@ class Console(App[int]):
 
     def get_default_screen(self) -> Dashboard:
         return self._dashboard
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), *self._line_filters]
 
     def on_mount(self) -> None:
         self.set_keymap(self._site.keys)
@@ -159,11 +169,9 @@ class Console(App[int]):
             return
         snapshot = self._watch_site.snapshot()
         with self.batch_update():
-            screen = self.screen
-            if isinstance(screen, Dashboard | Page):
-                screen.draw(snapshot)
-            else:
-                self._dashboard.draw(snapshot)
+            # The palette and the help let what is below them show through.
+            seen = (screen for screen in reversed(self.screen_stack) if isinstance(screen, Dashboard | Page))
+            next(seen, self._dashboard).draw(snapshot)
 
     def on_resize(self) -> None:
         self._dashboard.share(self._watch_site.snapshot())
@@ -253,7 +261,8 @@ def run(
             print(f"gpuops: {site_path or 'keys'}: {clash}", file=sys.stderr)
         return BAD_FILE
     monitor = Monitor(site, profiles=profiles.profiles, notices=notices)
-    status = kind(monitor, site).run()
+    # Not App.run: its loop would wait at the end for a thread that a card keeps in the kernel.
+    status = loop.run(kind(monitor, site).run_async())
     return status if status is not None else 0
 
 

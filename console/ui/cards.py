@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from console.model.card import CardView
 from console.model.snapshot import Snapshot
 from console.ui import words
 from console.ui.glyphs import Glyphs
 from console.ui.panel import Panel
-from console.ui.rows import Row, Span, bar, clip, fit, heading, width_of
+from console.ui.rows import Row, Span, bar, clip, fit, width_of
 
 #: From these on a value is coloured: degrees Celsius, and share of the power limit.
 HOT_C, TOO_HOT_C = 80, 88
 NEAR_LIMIT = 0.98
 
-#: Cells for the marks, kept free before wider columns are shown.
-_MARKS = 18
 
+class Column(NamedTuple):
+    """One column: its heading, its width in cells, how a card fills it, and whether it holds numbers.
 
-class Column:
-    """One column: its heading, its width in cells, and how a card fills it."""
+    A heading stands over the end of its numbers, and over the beginning of anything else.
+    """
 
-    def __init__(self, title: str, width: int, cell: Callable[[CardView, Glyphs, int], Row]) -> None:
-        self.title = title
-        self.width = width
-        self.cell = cell
+    title: str
+    width: int
+    cell: Callable[[CardView, Glyphs, int], Row]
+    numeric: bool = False
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title:>{self.width}}" if self.numeric else f"{self.title:<{self.width}}"
 
 
 def _number(text: str, role: str = "text") -> Row:
@@ -62,7 +66,9 @@ def _memory(card: CardView, glyphs: Glyphs, width: int) -> Row:
     seen = card.telemetry
     if seen is None or seen.memory_used_bytes is None:
         return _number(f"{words.UNKNOWN:>{width}}", "dim")
-    text = f"{words.gib(seen.memory_used_bytes)}/{words.gib(seen.memory_total_bytes)}G"
+    total = seen.memory_total_bytes
+    digits = 0 if total is not None and total >= 100 * words.GIB else 1
+    text = f"{words.gib(seen.memory_used_bytes, digits)}/{words.gib(total, digits)}G"
     return _number(f"{text:>{width}}")
 
 
@@ -138,15 +144,23 @@ _INDEX = Column("", 1, _index)
 _ADDRESS = Column("bus", 5, _address)
 _ADDRESS_LONG = Column("address", 12, _address)
 _OWNER = Column("owner", 7, _owner)
-_USE = Column("util", 4, _use)
-_TEMPERATURE = Column("temp", 5, _temperature)
-_POWER = Column("power", 5, _power)
+_SHARE = Column("mem", 4, _memory_percent, numeric=True)
+_USED = Column("", 10, _memory)
+_USE = Column("util", 4, _use, numeric=True)
+_USE_BESIDE_BAR = Column("", 4, _use)
+_TEMPERATURE = Column("temp", 5, _temperature, numeric=True)
+_POWER = Column("power", 5, _power, numeric=True)
+_POWER_OF_LIMIT = Column("power", 8, _power, numeric=True)
+_LINK = Column("link", 9, _link, numeric=True)
+_CLOCKS = Column("SM/mem MHz", 10, _clocks, numeric=True)
+_TRAFFIC = Column("rx/tx GB/s", 10, _traffic, numeric=True)
+_DRIVER = Column("driver", 8, _driver)
 
-#: Layouts from the narrowest: cells from which each fits, and its columns.
+#: Layouts from the narrowest: cells from which each fits, and its columns. What is left is for the marks.
 _LAYOUTS: tuple[tuple[int, tuple[Column, ...]], ...] = (
-    (0, (_INDEX, Column("own", 6, _owner), Column("mem", 4, _memory_percent), _USE)),
-    (28, (_INDEX, _OWNER, Column("mem", 4, _memory_percent), _USE, _TEMPERATURE)),
-    (40, (_INDEX, _OWNER, Column("memory", 10, _memory), _USE, _TEMPERATURE, _POWER)),
+    (0, (_INDEX, Column("owner", 6, _owner), _SHARE, _USE)),
+    (28, (_INDEX, _OWNER, _SHARE, _USE, _TEMPERATURE)),
+    (40, (_INDEX, _OWNER, Column("memory", 10, _memory, numeric=True), _USE, _TEMPERATURE, _POWER)),
     (
         64,
         (
@@ -154,9 +168,9 @@ _LAYOUTS: tuple[tuple[int, tuple[Column, ...]], ...] = (
             _ADDRESS,
             _OWNER,
             Column("memory", 8, _memory_bar),
-            Column("", 10, _memory),
+            _USED,
             Column("util", 6, _use_bar),
-            Column("", 4, _use),
+            _USE_BESIDE_BAR,
             _TEMPERATURE,
             _POWER,
         ),
@@ -168,12 +182,12 @@ _LAYOUTS: tuple[tuple[int, tuple[Column, ...]], ...] = (
             _ADDRESS,
             _OWNER,
             Column("memory", 16, _memory_bar),
-            Column("", 10, _memory),
+            _USED,
             Column("util", 14, _use_bar),
-            Column("", 4, _use),
+            _USE_BESIDE_BAR,
             _TEMPERATURE,
-            Column("power", 8, _power),
-            Column("link", 9, _link),
+            _POWER_OF_LIMIT,
+            _LINK,
         ),
     ),
     (
@@ -183,15 +197,15 @@ _LAYOUTS: tuple[tuple[int, tuple[Column, ...]], ...] = (
             _ADDRESS_LONG,
             _OWNER,
             Column("memory", 20, _memory_bar),
-            Column("", 10, _memory),
+            _USED,
             Column("util", 16, _use_bar),
-            Column("", 4, _use),
+            _USE_BESIDE_BAR,
             _TEMPERATURE,
-            Column("power", 8, _power),
-            Column("SM/mem MHz", 10, _clocks),
-            Column("link", 9, _link),
-            Column("rx/tx GB/s", 10, _traffic),
-            Column("driver", 8, _driver),
+            _POWER_OF_LIMIT,
+            _CLOCKS,
+            _LINK,
+            _TRAFFIC,
+            _DRIVER,
         ),
     ),
     (
@@ -201,16 +215,16 @@ _LAYOUTS: tuple[tuple[int, tuple[Column, ...]], ...] = (
             _ADDRESS_LONG,
             _OWNER,
             Column("memory", 28, _memory_bar),
-            Column("", 10, _memory),
+            _USED,
             Column("util", 24, _use_bar),
-            Column("", 4, _use),
+            _USE_BESIDE_BAR,
             _TEMPERATURE,
-            Column("power", 8, _power),
-            Column("SM/mem MHz", 10, _clocks),
-            Column("link", 9, _link),
-            Column("rx/tx GB/s", 10, _traffic),
-            Column("driver", 8, _driver),
-            Column("NUMA/group", 10, _place),
+            _POWER_OF_LIMIT,
+            _CLOCKS,
+            _LINK,
+            _TRAFFIC,
+            _DRIVER,
+            Column("NUMA/group", 10, _place, numeric=True),
         ),
     ),
 )
@@ -235,6 +249,8 @@ class Cards(Panel):
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
         glyphs = self.glyphs
         columns = columns_for(width)
+        if len(snapshot.cards) > 10:
+            columns = (_INDEX._replace(width=2), *columns[1:])
         rows = [self._heading(snapshot, columns, width)]
         if not snapshot.cards:
             rows.append([Span(" "), *_nothing(snapshot)])
@@ -247,6 +263,8 @@ class Cards(Panel):
             row: Row = []
             for column in columns:
                 row += [*fit(column.cell(card, glyphs, column.width), column.width), Span(" ")]
+            if card.stale_s is not None:
+                row = [Span(span.text, "rest" if span.role == "rest" else "dim") for span in row]
             rows.append(row + _marks(card, max(0, width - used), glyphs))
         hidden = len(snapshot.cards) - len(shown)
         if hidden:
@@ -254,14 +272,10 @@ class Cards(Panel):
         return rows
 
     def _heading(self, snapshot: Snapshot, columns: tuple[Column, ...], width: int) -> Row:
-        if width < 64:
-            return heading(self.TITLE, [], width, self.glyphs)
-        row: Row = []
-        for column in columns:
-            numeric = column.title in ("util", "temp", "power", "link") and column.width < 10
-            title = f"{column.title:>{column.width}}" if numeric else f"{column.title:<{column.width}}"
-            row.append(Span(title + " ", "dim"))
-        row[0:2] = [Span(f"{self.TITLE:<{columns[0].width + columns[1].width + 2}}", "title")]
+        # The panel's name stands over the first two columns, which need none.
+        named = columns[0].width + columns[1].width + 2
+        row: Row = [Span(f"{self.TITLE:<{named}}", "title")]
+        row += [Span(column.heading + " ", "dim") for column in columns[2:]]
         room = width - width_of(row)
         return [*row, Span(self.glyphs.rule * max(0, room), "rule")]
 
@@ -270,11 +284,13 @@ def _marks(card: CardView, width: int, glyphs: Glyphs) -> Row:
     """What is wrong with the card, worst first, and the age of a row that is not fresh."""
     row: Row = []
     if card.stale_s is not None:
-        row.append(Span(f"({words.span(card.stale_s)} old) ", "warn"))
+        row.append(Span(clip(f"({words.span(card.stale_s)} old) ", width, glyphs), "warn"))
     if card.problems:
-        text = f"{glyphs.warn} " + ", ".join(card.problems)
+        left = width - width_of(row)
+        text = clip(", ".join(card.problems), left - 2, glyphs)
+        text = f"{glyphs.warn} {text}" if left > 3 else glyphs.warn[: max(0, left)]
         role = "bad" if card.problems[0].startswith(("Xid", "ECC", "off", "lost", "row")) else "warn"
-        row.append(Span(clip(text, max(0, width - width_of(row)), glyphs), role))
+        row.append(Span(text, role))
     return row
 
 

@@ -1,4 +1,4 @@
-"""Two charts: tokens a second, and accept length, over the same window."""
+"""Two charts over the same window: tokens a second, and accept length or, without speculation, prefill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Charts(Panel):
     TITLE = "TOKENS/S"
     HELP: ClassVar[str] = (
         "Left: generated tokens a second. Right: tokens per verify step of speculative decoding;\n"
-        "1 gains nothing, the top is the draft's steps plus one. Both over the window on the axis,\n"
+        "1 gains nothing, the top is the draft's steps plus one. Without speculation the right one\n"
+        "shows the prompt tokens computed a second instead. Both over the window on the axis,\n"
         "as means of full buckets of 5 s or more. A gap is time without a reading, not a zero."
     )
 
@@ -37,7 +38,7 @@ class Charts(Panel):
         right = width - _GAP - left
         first = heading(self.TITLE, self._rate_note(snapshot), left, self.glyphs)
         if two:
-            second = heading("ACCEPT LENGTH", self._accept_note(snapshot), right, self.glyphs)
+            second = heading(*_second(snapshot), right, self.glyphs)
             first = [*fit(first, left), Span(" " * _GAP), *second]
         rows = [first]
         if height < 4 or not self.ready:
@@ -58,35 +59,35 @@ class Charts(Panel):
     ) -> tuple[list[str], list[str]]:
         """Drawn anew only when a bucket has filled or the room has changed."""
         window, bucket = window_for(left - _AXIS)
-        drawn = (int(snapshot.now // bucket), left, right, height)
+        steps = snapshot.identity.speculative_steps if snapshot.identity is not None else None
+        # The journal's past may be put before what is there already.
+        begins = int(snapshot.history[0].at // bucket) if snapshot.history else None
+        prefill = not _speculates(snapshot)
+        drawn = (int(snapshot.now // bucket), begins, steps, prefill, left, right, height)
         if drawn == self._drawn:
             return self._lines
         columns = window // bucket
-        rates = bucketed(
-            [(point.at, point.decode_tokens_per_s) for point in snapshot.history],
-            bucket,
-            columns,
-            snapshot.now,
-        )
-        accepts = bucketed(
-            [(point.at, point.accept_length) for point in snapshot.history], bucket, columns, snapshot.now
-        )
-        steps = snapshot.identity.speculative_steps if snapshot.identity is not None else None
-        top = ceiling(accepts, 2.0) if steps is None else float(steps + 1)
-        self._lines = (
-            plot(
-                rates,
-                width=left,
-                height=height,
-                low=0.0,
-                high=ceiling(rates, 10.0),
-                bucket=bucket,
-                glyphs=self.glyphs,
-            ),
-            plot(accepts, width=right, height=height, low=1.0, high=top, bucket=bucket, glyphs=self.glyphs)
-            if two
-            else [],
-        )
+
+        def drawing(
+            values: list[tuple[float, float | None]], across: int, low: float, high: float
+        ) -> list[str]:
+            means = bucketed(values, bucket, columns, snapshot.now)
+            if all(mean is None for mean in means):
+                return []  # a scale without a curve would be made up
+            top = high if low else ceiling(means, high)
+            return plot(
+                means, width=across, height=height, low=low, high=top, bucket=bucket, glyphs=self.glyphs
+            )
+
+        points = snapshot.history
+        rates = drawing([(point.at, point.decode_tokens_per_s) for point in points], left, 0.0, 10.0)
+        second: list[str] = []
+        if two and prefill:
+            second = drawing([(point.at, point.prefill_tokens_per_s) for point in points], right, 0.0, 10.0)
+        elif two:
+            accepts = [(point.at, point.accept_length) for point in points]
+            second = drawing(accepts, right, 1.0, _most_accepted(snapshot))
+        self._lines = (rates, second)
         self._drawn = drawn
         return self._lines
 
@@ -94,12 +95,30 @@ class Charts(Panel):
         rates = snapshot.rates.current(snapshot.now)
         return [Span(words.rate(None if rates is None else rates.decode_tokens_per_s), "bar")]
 
-    def _accept_note(self, snapshot: Snapshot) -> Row:
-        rates = snapshot.rates.current(snapshot.now)
-        if rates is None or rates.accept_length is None:
-            off = rates is not None and "off" in rates.missing.get("accept_length", "")
-            return [Span("n/a: speculation is off" if off else words.UNKNOWN, "dim")]
-        return [Span(f"{rates.accept_length:.2f}", "bar-second")]
+
+def _speculates(snapshot: Snapshot) -> bool:
+    """True unless the engine says that it does not."""
+    rates = snapshot.rates.value
+    return rates is None or "off" not in rates.missing.get("accept_length", "")
+
+
+def _most_accepted(snapshot: Snapshot) -> float:
+    """Tokens per verify step when every draft is right: the steps and the one the model adds."""
+    steps = snapshot.identity.speculative_steps if snapshot.identity is not None else None
+    if steps is not None:
+        return float(steps + 1)
+    return ceiling([point.accept_length for point in snapshot.history], 2.0)
+
+
+def _second(snapshot: Snapshot) -> tuple[str, Row]:
+    """Name and newest value of the right chart."""
+    rates = snapshot.rates.current(snapshot.now)
+    if not _speculates(snapshot):
+        value = words.rate(None if rates is None else rates.prefill_tokens_per_s)
+        return "PREFILL TOKENS/S", [Span(value, "bar-second")]
+    if rates is None or rates.accept_length is None:
+        return "ACCEPT LENGTH", [Span(words.UNKNOWN, "dim")]
+    return "ACCEPT LENGTH", [Span(f"{rates.accept_length:.2f}", "bar-second")]
 
 
 def _axis(span: Span, marker: str) -> list[Span]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from rich.cells import cell_len
 
 
 class Glyphs(msgspec.Struct, frozen=True):
@@ -19,11 +20,12 @@ class Glyphs(msgspec.Struct, frozen=True):
     work: str
     ellipsis: str
     separator: str
+    remedy: str
     plot: str  # plotext's marker
 
 
-UNICODE = Glyphs("━", "╸", "─", "─", "●", "▲", "✖", "○", "◐", "…", "·", "braille")
-ASCII = Glyphs("=", "-", ".", "-", "*", "!", "X", "o", "~", "~", "|", "*")
+UNICODE = Glyphs("━", "╸", "─", "─", "●", "▲", "✖", "○", "◐", "…", "·", "→", "braille")
+ASCII = Glyphs("=", "-", ".", "-", "*", "!", "X", "o", "~", "~", "|", ">", "*")
 
 _PLAIN = {
     "·": "|",
@@ -32,7 +34,23 @@ _PLAIN = {
     "–": "-",
     "—": "-",
     "’": "'",
-    "°": "",
+    "°": " ",
+    "→": ">",
+    "“": '"',
+    "”": '"',
+    "●": "*",
+    "╭": "+",
+    "╮": "+",
+    "╯": "+",
+    "╰": "+",
+    "━": "=",
+    "▔": "-",
+    "▁": "_",
+    "█": "#",
+    "▌": "|",
+    "▐": "|",
+    "▎": "|",
+    "▊": "|",
     "─": "-",
     "┤": "|",
     "│": "|",
@@ -54,7 +72,7 @@ def choose(encoding: str | None) -> Glyphs:
 
 
 def plain(text: str) -> str:
-    """The text in ASCII: known signs by their likeness, any other character by ``?``."""
+    """The text in ASCII and in as many cells: known signs by their likeness, any other by ``?``."""
     if text.isascii():
         return text
-    return "".join(_PLAIN.get(one, one if one.isascii() else "?") for one in text)
+    return "".join(one if one.isascii() else _PLAIN.get(one) or "?" * cell_len(one) for one in text)

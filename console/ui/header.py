@@ -36,11 +36,21 @@ def mark_of(name: StateName, glyphs: Glyphs) -> str:
     return {"stopped": glyphs.idle, "degraded": glyphs.warn}.get(name, glyphs.bad)
 
 
-def state_block(snapshot: Snapshot, glyphs: Glyphs) -> Row:
-    """The state as a coloured block, with what belongs to it: phase and time left, or for how long."""
+def state_block(snapshot: Snapshot, glyphs: Glyphs, width: int) -> Row:
+    """The state as a coloured block, with phase and per cent while it loads; as much as fits."""
     state = snapshot.state
-    text = f" {mark_of(state.name, glyphs)} {state.words} "
-    row: Row = [Span(text, _BLOCKS[state.name])]
+    mark = glyphs.idle if state.looking else mark_of(state.name, glyphs)
+    role = "block-idle" if state.looking else _BLOCKS[state.name]
+    text = state.words
+    if len(text) + 4 > width and state.percent is not None:
+        text = f"{state.name.upper()} {state.percent:.0f} %"
+    return fit([Span(f" {mark} {text} ", role)], min(width, len(text) + 4))
+
+
+def _time_of(snapshot: Snapshot) -> Row:
+    """What belongs to the state: the time left, or for how long."""
+    state = snapshot.state
+    row: Row = []
     if state.eta_s is not None:
         row.append(Span(f" ready in ~{words.span(state.eta_s)}", "text"))
     elif state.elapsed_s is not None:
@@ -54,12 +64,12 @@ def state_block(snapshot: Snapshot, glyphs: Glyphs) -> Row:
 
 
 class Header(Panel, can_focus=False):
-    """One row; under 80 cells it drops the clock first, then the cards, then the model."""
+    """One row. The state comes first; where room is short the clock goes, then the cards, then the model."""
 
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
         glyphs = self.glyphs
         name: Row = [Span(" "), Span(snapshot.host, "title"), Span(" ")]
-        state = state_block(snapshot, glyphs)
+        state = state_block(snapshot, glyphs, width)
         model = self._model(snapshot)
         cards = _cards(snapshot)
         clock: Row = [Span(time.strftime("%H:%M:%S", time.localtime(snapshot.wall)), "dim"), Span(" ")]
@@ -67,12 +77,13 @@ class Header(Panel, can_focus=False):
         for word, holds in (("simulated", snapshot.site.simulated), ("read-only", snapshot.site.read_only)):
             if holds:
                 badges += [Span(f" {word} ", "block-idle"), Span(" ")]
-        must = width_of(name) + width_of(state)
-        if must > width:
-            return [fit(state, width)]
-        left: Row = [*name, *state]
+        left: Row = [*name, *state] if width_of(name) + width_of(state) <= width else state
         right: Row = []
-        room = width - must
+        room = width - width_of(left)
+        since = _time_of(snapshot)
+        if since and width_of(since) <= room:
+            left = [*left, *since]
+            room -= width_of(since)
         for part, optional in ((model, False), (badges, False), (cards, True), (clock, True)):
             wide = width_of(part) + 2
             if part and wide <= room:

@@ -7,6 +7,9 @@ import msgspec
 #: From this width on, service and charts stand side by side.
 WIDE = 150
 
+#: Rows in which the service panel shows what matters of an engine at work.
+USUAL = 4
+
 
 class Heights(msgspec.Struct, frozen=True):
     """Rows per panel; 0 hides it."""
@@ -21,10 +24,9 @@ class Heights(msgspec.Struct, frozen=True):
 def heights(width: int, height: int, cards: int, service: int = 4) -> Heights:
     """Shares for ``height`` rows, of which header and footer have taken theirs.
 
-    ``service`` is how many rows the service panel has something to say in; it gets
-    more than four only from what charts and log can spare.
-
     State and cards come first, then tokens/s and accept length, then charts and log.
+    ``service`` is how many rows the service panel has news for, a load or a death; beyond
+    the usual four the charts, which then have nothing to draw, give way to it.
     """
     left = max(0, height)
     cards_rows = min(left, 1 + max(1, cards))
@@ -34,13 +36,23 @@ def heights(width: int, height: int, cards: int, service: int = 4) -> Heights:
     if width >= WIDE and left >= 14:
         middle = min(16, max(9, left // 2))
         return Heights(cards_rows, middle, middle, left - middle, side_by_side=True)
-    wanted, service = service, min(left, 4)
+    if service > USUAL:
+        return _with_news(cards_rows, service, left)
+    service = min(left, USUAL)
     left -= service
     if left < 5:
         return Heights(cards_rows, service, 0, left)
-    extra = min(max(3, wanted - service), max(0, left - 12))
+    extra = min(3, max(0, left - 16))
     service, left = service + extra, left - extra
     charts = min(12, max(5, left * 2 // 5))
     if left - charts < 3:
         charts = left - 3 if left - 3 >= 5 else 0 if left < 5 else left
     return Heights(cards_rows, service, charts, left - charts)
+
+
+def _with_news(cards: int, wanted: int, left: int) -> Heights:
+    """The log keeps four rows; charts are drawn only where they cost neither of the others anything."""
+    service = min(wanted, max(min(left, USUAL), left - 4))
+    left -= service
+    charts = 7 if left >= 7 + 10 else 0
+    return Heights(cards, service, charts, left - charts)

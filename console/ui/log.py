@@ -34,11 +34,11 @@ _ROUTINE: frozenset[LineKind] = frozenset({"plain", "prefill", "decode", "noise"
 def line_row(line: LogLine, width: int, glyphs: Glyphs) -> Row:
     """One line with the time journald gave it; the engine's own copy of the time is left out."""
     clock = time.strftime("%H:%M:%S ", time.localtime(line.at)) if width >= 40 else ""
-    text = _without_stamp(line.text)
+    text = without_stamp(line.text)
     return [Span(clock, "dim"), Span(clip(text, max(0, width - len(clock)), glyphs), _ROLES[line.kind])]
 
 
-def _without_stamp(text: str) -> str:
+def without_stamp(text: str) -> str:
     """``[2026-11-30 00:12:40 TP0] Load…`` as ``TP0 Load…``."""
     if text.startswith("[20"):
         stamp, closed, rest = text[1:].partition("] ")
@@ -86,10 +86,11 @@ class Log(Panel):
         self._room: tuple[int, int] = (0, 0)
 
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
-        lines, noise = self._held(snapshot, height - 1)
+        lines, noise = self._held(snapshot, width, height - 1)
         note: Row = [Span(snapshot.site.service.unit, "dim")]
         if noise:
-            note.append(Span(f" {self.glyphs.separator} {noise} health probes folded", "dim"))
+            probes = "health probe" if noise == 1 else "health probes"
+            note.append(Span(f" {self.glyphs.separator} {noise} {probes} folded", "dim"))
         trouble = next(
             (word.error for word in snapshot.sources if word.name == "journal" and word.error), None
         )
@@ -98,13 +99,13 @@ class Log(Panel):
         rows = [heading(self.TITLE, note, width, self.glyphs)]
         return rows + [line_row(line, width, self.glyphs) for line in lines]
 
-    def _held(self, snapshot: Snapshot, wanted: int) -> tuple[list[LogLine], int]:
+    def _held(self, snapshot: Snapshot, width: int, wanted: int) -> tuple[list[LogLine], int]:
         """What to show: at once when something happened, else at most every ROUTINE_S.
 
         A log that scrolls repaints every row of its panel; batch and access lines, which
         tell what the numbers above tell, are not worth that once a second over SSH.
         """
-        room = (wanted, self.size.width)
+        room = (wanted, width)
         fresh = snapshot.log_total - self._seen
         news = snapshot.log[len(snapshot.log) - min(fresh, len(snapshot.log)) :] if fresh > 0 else ()
         waited = snapshot.now - self._shown_at

@@ -13,7 +13,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from console.model.snapshot import Snapshot
-from console.ui.glyphs import ASCII, UNICODE, Glyphs, plain
+from console.model.text import clean
+from console.ui.glyphs import UNICODE, Glyphs
 from console.ui.rows import Row, Span, fit
 
 #: Cells that did not change, but cost less to repaint than to jump over.
@@ -88,9 +89,7 @@ class Panel(Widget, can_focus=True):
 
     def _show(self, rows: list[Row]) -> None:
         width, height = self.size
-        fitted = [fit(row, width) for row in rows[:height]]
-        if self.glyphs is ASCII:
-            fitted = [[Span(plain(span.text), span.role) for span in row] for row in fitted]
+        fitted = [fit(printable(row), width) for row in rows[:height]]
         fitted += [[Span(" " * width)] for _ in range(height - len(fitted))]
         if self._drawn_for != self.size or len(self._rows) != len(fitted):
             self._drawn_for = self.size
@@ -120,6 +119,13 @@ class Panel(Widget, can_focus=True):
         if found is None:
             found = self._role_styles[role] = self.get_component_rich_style(f"panel--{role}")
         return found
+
+
+def printable(row: Row) -> Row:
+    """The row without anything a terminal would act upon, wherever its text came from."""
+    if all(span.text.isprintable() for span in row):
+        return row
+    return [span if span.text.isprintable() else Span(clean(span.text), span.role) for span in row]
 
 
 def differences(old: Row, new: Row, width: int) -> list[tuple[int, int]]:

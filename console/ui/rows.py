@@ -57,7 +57,7 @@ def clip(text: str, width: int, glyphs: Glyphs) -> str:
 
 def bar(ratio: float | None, width: int, glyphs: Glyphs, role: str = "bar") -> Row:
     """A bar of ``width`` cells, drawn in half cells. Unknown is an empty bar in its own role."""
-    if ratio is None:
+    if ratio is None or width <= 0:
         return [Span(" " * width, "dim")]
     halves = round(min(1.0, max(0.0, ratio)) * width * 2)
     if ratio > 0 and halves == 0:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import ClassVar, NamedTuple
 
 from console.model.engine import EngineRates, Quantiles
-from console.model.log import PhaseTime
+from console.model.log import PHASES, PhaseTime
 from console.model.snapshot import Snapshot
 from console.model.state import HEALTHY
 from console.ui import words
 from console.ui.glyphs import Glyphs
+from console.ui.layout import USUAL
+from console.ui.log import without_stamp
 from console.ui.panel import Panel
 from console.ui.rows import Row, Span, bar, clip, fit, heading
 
@@ -30,6 +33,10 @@ _PHASE_WORDS = {
 _DEAD = ("crashed", "crash-looping", "stopped", "unreachable")
 _LOADING = ("starting", "warming-up")
 
+#: States whose reasons are news, not trouble.
+_REASON_ROWS = 3
+_CALM = ("ready", "busy", "starting", "warming-up", "stopping", "stopped")
+
 
 class Fact(NamedTuple):
     """A labelled value; the order in which facts are listed is their importance."""
@@ -39,8 +46,8 @@ class Fact(NamedTuple):
     role: str = "text"
 
 
-def facts(snapshot: Snapshot) -> list[Fact]:
-    """What the engine does, most important first."""
+def facts(snapshot: Snapshot, room: int) -> list[Fact]:
+    """What the engine does, most important first; a value has ``room`` cells."""
     rates = snapshot.rates.value or EngineRates()
     stale = snapshot.rates.stale(snapshot.now)
     role = "dim" if stale else "text"
@@ -52,10 +59,10 @@ def facts(snapshot: Snapshot) -> list[Fact]:
         Fact("prefill", _with(words.rate(rates.prefill_tokens_per_s), " tok/s"), role),
         Fact("running", _requests(rates), "warn" if rates.requests_queued else role),
         Fact("KV", _kv(rates), "warn" if (rates.kv_usage_ratio or 0) > 0.95 else role),
-        Fact("TTFT", _quantiles(rates.ttft), role),
-        Fact("ITL", _quantiles(rates.itl), role),
+        Fact("TTFT", _quantiles(rates.ttft, room), role),
+        Fact("ITL", _quantiles(rates.itl, room), role),
         Fact("cache hit", words.percent(rates.cache_hit_ratio), role),
-        Fact("e2e", _quantiles(rates.e2e), role),
+        Fact("e2e", _quantiles(rates.e2e, room), role),
         Fact("requests", _with(words.rate(rates.requests_per_s), "/s"), role),
         Fact("retracted", _with(words.rate(rates.retractions_per_min), "/min"), role),
         Fact("host KV", _host_cache(rates), role),
@@ -127,11 +134,13 @@ def _kv(rates: EngineRates) -> str:
     return words.percent(rates.kv_usage_ratio) + total
 
 
-def _quantiles(found: Quantiles) -> str:
-    """p50 and p99."""
+def _quantiles(found: Quantiles, room: int) -> str:
+    """p50 and p99, named where there is room for it."""
     if found.p50 is None:
         return words.UNKNOWN
-    return f"{words.latency(found.p50)} {words.latency(found.p99)}"
+    half, most = words.latency(found.p50), words.latency(found.p99)
+    named = f"{half} p99 {most}"
+    return named if len(named) <= room else f"{half} {most}"
 
 
 def _host_cache(rates: EngineRates) -> str:
@@ -160,6 +169,16 @@ def phase_rows(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Row]:
     return rows
 
 
+def coming_rows(snapshot: Snapshot, glyphs: Glyphs) -> list[Row]:
+    """The phases that a load has still before it; a host cache only shows once it is there."""
+    last = max(PHASES.index(phase.phase) for phase in snapshot.load.phases)
+    return [
+        [Span(f" {glyphs.idle} {_PHASE_WORDS[phase]}", "dim")]
+        for phase in PHASES[last + 1 :]
+        if phase != "host-cache"
+    ]
+
+
 def phase_line(phases: tuple[PhaseTime, ...], wall: float, glyphs: Glyphs) -> Row:
     """All phases on one row, for a low panel: ``init 12s · weights 45 %``."""
     row: Row = [Span(" ")]
@@ -184,39 +203,26 @@ class Service(Panel):
         "cache hit  share of prompt tokens found in the prefix cache over the last minute."
     )
 
-    def wanted(self, snapshot: Snapshot) -> int:
+    def wanted(self, snapshot: Snapshot, width: int) -> int:
         """Rows in which there is something to say: a load has its phases, a death its evidence."""
-        said = 1 + len(snapshot.state.reasons)
-        if snapshot.state.name in _DEAD:
-            return said + (0 if snapshot.load.crash is None else len(snapshot.load.crash.lines))
-        if snapshot.state.name in _LOADING:
-            return said + len(snapshot.load.phases)
-        return 4
+        if not (_loading(snapshot) or snapshot.state.name in _DEAD):
+            return USUAL
+        said = 1 + len(_reasons(snapshot, width, self.glyphs))
+        if _loading(snapshot):
+            return said + len(PHASES)
+        return max(USUAL, said + len(_evidence(snapshot, width, self.glyphs)))
 
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
         rows = [heading(self.TITLE, self._note(snapshot), width, self.glyphs)]
         left = height - 1
         reasons = _reasons(snapshot, width, self.glyphs)
-        dead = snapshot.state.name in _DEAD
-        loading = snapshot.state.name in _LOADING or (
-            snapshot.state.name == "crash-looping" and snapshot.state.phase is not None
-        )
-        if loading and snapshot.load.phases:
-            rows += reasons[: max(0, left - 1)]
-            left = height - len(rows)
-            phases = phase_rows(snapshot, width, self.glyphs)
-            if len(phases) <= left:
-                return rows + phases
-            return [
-                *rows,
-                phase_line(snapshot.load.phases, snapshot.wall, self.glyphs),
-                *phases[-(left - 1) :],
-            ][:height]
-        if dead:
-            return (rows + (reasons or [[Span(" no more is known", "dim")]]) + self._evidence(snapshot))[
-                :height
-            ]
-        rows += reasons[: max(1, left - 2)]
+        if _loading(snapshot) and snapshot.load.phases:
+            rows += _as_many(reasons, max(0, left - 1))
+            return [*rows, *_phases(snapshot, width, height - len(rows), self.glyphs)]
+        if snapshot.state.name in _DEAD:
+            known = reasons or [[Span(" no more is known", "dim")]]
+            return [*rows, *known, *_evidence(snapshot, width, self.glyphs)][:height]
+        rows += _as_many(reasons, max(1, left - 2))
         return rows + self._grid(snapshot, width, height - len(rows))
 
     def _note(self, snapshot: Snapshot) -> Row:
@@ -241,32 +247,65 @@ class Service(Panel):
     def _grid(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
         """Facts in columns, read downwards in order of importance within the rows there are."""
         columns = max(1, width // _CELL)
-        shown = facts(snapshot)[: columns * max(0, height)]
         across = width // columns
+        room = across - _LABEL - 3
+        shown = facts(snapshot, room)[: columns * max(0, height)]
         rows: list[Row] = []
         for start in range(0, len(shown), columns):
             row: Row = []
             for fact in shown[start : start + columns]:
-                value = clip(fact.value, across - _LABEL - 3, self.glyphs)
+                value = clip(fact.value, room, self.glyphs)
                 cell = [Span(f" {fact.label:<{_LABEL}} ", "dim"), Span(value, fact.role)]
                 row += fit(cell, across)
             rows.append(row)
         return rows
 
-    def _evidence(self, snapshot: Snapshot) -> list[Row]:
-        crash = snapshot.load.crash
-        if crash is None:
-            return []
-        width = self.size.width
-        return [[Span("   " + clip(line, max(0, width - 4), self.glyphs), "dim")] for line in crash.lines]
+
+def _loading(snapshot: Snapshot) -> bool:
+    state = snapshot.state
+    return state.name in _LOADING or (state.name == "crash-looping" and state.phase is not None)
+
+
+def _phases(snapshot: Snapshot, width: int, room: int, glyphs: Glyphs) -> list[Row]:
+    """A row a phase, those to come as well; with less room what is past is one row."""
+    begun = phase_rows(snapshot, width, glyphs)
+    to_come = coming_rows(snapshot, glyphs)
+    if len(begun) <= room:
+        return [*begun, *to_come][:room]
+    if room < 2:
+        return begun[-1:] if room else []
+    return [phase_line(snapshot.load.phases, snapshot.wall, glyphs), *begun[-(room - 1) :]]
+
+
+def _evidence(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Row]:
+    crash = snapshot.load.crash
+    if crash is None:
+        return []
+    lines = map(without_stamp, crash.lines)
+    return [[Span("   " + clip(line, max(0, width - 4), glyphs), "dim")] for line in lines]
+
+
+def _as_many(reasons: list[Row], room: int) -> list[Row]:
+    """The first reasons, and how many more there are."""
+    hidden = len(reasons) - room
+    if hidden <= 0 or room <= 0:
+        return reasons[: max(0, room)]
+    *shown, last = reasons[:room]
+    return [*shown, [last[0], Span(f"(+{hidden} more) ", "dim"), *last[1:]]]
 
 
 def _reasons(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Row]:
     severe = snapshot.state.name in ("crashed", "crash-looping", "hung", "unreachable")
     mark, role = (glyphs.bad, "bad") if severe else (glyphs.warn, "warn")
-    if snapshot.state.name in ("ready", "busy", "starting", "warming-up", "stopping"):
-        role = "dim"
-    return [
-        [Span(f" {mark} ", role), Span(clip(reason, max(0, width - 4), glyphs), role)]
-        for reason in snapshot.state.reasons
-    ]
+    if snapshot.state.looking or snapshot.state.name in _CALM:
+        mark, role = glyphs.separator, "dim"
+    remedy = snapshot.load.crash.remedy if snapshot.load.crash is not None else None
+    rows: list[Row] = []
+    for reason in snapshot.state.reasons:
+        sign, colour = (glyphs.remedy, "accent") if severe and reason == remedy else (mark, role)
+        # What killed the engine, and what to do, are read whole; anything else is one row.
+        parts = textwrap.wrap(reason, max(20, width - 4)) if severe else [reason]
+        for part in parts[:_REASON_ROWS]:
+            rows.append([Span(f" {sign} ", colour), Span(clip(part, max(0, width - 4), glyphs), colour)])
+            sign = " "
+    return rows

@@ -11,13 +11,38 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 #: Seconds that an orderly end may take before the process ends itself.
 GRACE = 1.0
 
 #: Exit status of a process that lost its terminal: 128 + SIGHUP.
 HUNG_UP = 129
+
+
+def encoding(environ: Mapping[str, str] | None = None) -> str:
+    """What the terminal reads, by the locale the console was started with.
+
+    Not sys.stdout.encoding alone: Python takes UTF-8 in the C locale (PEP 538 and 540).
+    A locale that is not set says nothing of the terminal, and today's are UTF-8.
+    """
+    if environ is None:
+        environ = _started_with()
+    locale = next((told for name in ("LC_ALL", "LC_CTYPE", "LANG") if (told := environ.get(name))), "")
+    if locale in ("C", "POSIX"):
+        return "ascii"
+    return sys.stdout.encoding or "utf-8"
+
+
+def _started_with() -> Mapping[str, str]:
+    """The environment at the start: Python itself sets LC_CTYPE in the C locale."""
+    try:
+        told = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return os.environ
+    pairs = (os.fsdecode(pair).partition("=") for pair in told.split(b"\0"))
+    return {name: value for name, _, value in pairs}
 
 
 def gone(descriptor: int) -> bool:

@@ -12,7 +12,7 @@ from textual.widgets import Input
 from console.model.log import LogLine
 from console.model.snapshot import Snapshot
 from console.ui.header import Header
-from console.ui.log import folded, line_row
+from console.ui.log import line_row
 from console.ui.panel import Panel
 from console.ui.rows import Row, Span, heading
 from console.ui.screens.page import Page
@@ -60,9 +60,7 @@ class LogView(Panel):
 
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
         chosen = self.chosen(snapshot)
-        shown = [line for number, line in chosen if self._bottom is None or number < self._bottom]
-        room = height - 1
-        lines = shown[-room:] if self.noise else folded(shown, room)[0]
+        lines = self._window(chosen, max(0, height - 1))
         note: Row = [Span("following" if self.following else "held", "good" if self.following else "warn")]
         if self.needle:
             note.append(Span(f" {self.glyphs.separator} {len(chosen)} lines with “{self.needle}”", "accent"))
@@ -71,6 +69,15 @@ class LogView(Panel):
             heading(self.TITLE, note, width, self.glyphs),
             *(line_row(line, width, self.glyphs) for line in lines),
         ]
+
+    def _window(self, chosen: list[tuple[int, LogLine]], room: int) -> list[LogLine]:
+        """The lines that end where the operator left off; the oldest, once those have been dropped."""
+        seen = [(number, line) for number, line in chosen if self.noise or line.kind != "noise"]
+        if self._bottom is None:
+            end = len(seen)
+        else:
+            end = max(room, sum(number < self._bottom for number, _ in seen))
+        return [line for _, line in seen[max(0, end - room) : end]]
 
     def filter(self, needle: str) -> None:
         self.needle = needle
@@ -93,15 +100,18 @@ class LogView(Panel):
     def action_move(self, by: int) -> None:
         if self.snapshot is None:
             return
-        chosen = [number for number, line in self.chosen(self.snapshot) if self.noise or line.kind != "noise"]
+        chosen = self._numbers(self.snapshot)
         at = len(chosen) if self._bottom is None else sum(number < self._bottom for number in chosen)
         self._go(at + by, chosen)
+
+    def _numbers(self, snapshot: Snapshot) -> list[int]:
+        return [number for number, line in self.chosen(snapshot) if self.noise or line.kind != "noise"]
 
     def _go(self, index: int, chosen: list[int] | None = None) -> None:
         if self.snapshot is None:
             return
         if chosen is None:
-            chosen = [number for number, _ in self.chosen(self.snapshot)]
+            chosen = self._numbers(self.snapshot)
         index = max(min(len(chosen), self.size.height - 1), index)
         self._bottom = None if index >= len(chosen) else chosen[index]
         self.redraw()
