@@ -408,6 +408,15 @@ def test_the_warm_up_request_may_take_minutes():
         load=NOTHING_LOGGED, health=STARTING, ready=STARTING, figures=LOADED, waiting_since=NOW - 200
     )
     assert state.name == "warming-up", "nor without a log"
+    locked = shown(
+        load=NOTHING_LOGGED,
+        models=probe(401),
+        health=STARTING,
+        ready=STARTING,
+        figures=LOADED,
+        waiting_since=NOW - 200,
+    )
+    assert locked.name == "degraded", "nor without the key"
 
 
 def test_a_paused_engine_is_not_hung():
@@ -425,6 +434,8 @@ def test_a_paused_engine_is_not_hung():
     }
     state = shown(load=followed(lines), **waits)
     assert (state.name, "continue_generation" in reasons(state)) == ("degraded", True)
+    just_joined = shown(load=followed(lines[1:]), health=None, ready=STARTING, served_at=None)
+    assert just_joined.name == "degraded"
     lines.append(line('INFO:     127.0.0.1:40000 - "POST /continue_generation HTTP/1.1" 200 OK', WALL - 50))
     assert shown(load=followed(lines), **waits).name == "hung"
 
@@ -471,6 +482,11 @@ def test_a_port_that_refuses_before_the_first_answer_is_a_load_and_after_it_a_cr
     assert shown(load=loading, **SILENT).name == "starting"
     assert shown(load=UP, refused_since=NOW - 3, **SILENT).name == "crashed"
     assert shown(load=NOTHING_LOGGED, refused_since=NOW - 3, served_at=NOW - 9, **SILENT).name == "crashed"
+
+
+def test_a_port_that_refused_before_tokens_moved_is_of_the_past():
+    state = shown(models=REFUSED, ages={"models": 3.0}, refused_since=NOW - 3, tokens_moved_at=NOW - 1)
+    assert state.name in HEALTHY
 
 
 def test_a_stop_or_restart_that_systemd_has_not_told_yet_is_no_crash():

@@ -52,6 +52,7 @@ SERVICE = [
     ("cgroup v2", V2),
     ("cgroup v2, a child group", "0::/lxc/129/ns/system.slice/sglang.service/workers\n"),
     ("cgroup v1", "12:devices:/lxc/129/ns/system.slice\n3:memory:/lxc/129\n1:name=systemd:/lxc/129/ns/system.slice/sglang.service\n"),
+    ("cgroup v1, other controllers deeper", "12:devices:/lxc/129/ns/system.slice/sglang.service/a/b/jupyter.service\n1:name=systemd:/lxc/129/ns/system.slice/sglang.service\n"),
     ("hybrid", "1:name=systemd:/lxc/129/ns/system.slice/sglang.service\n0::/lxc/129/ns\n"),
     ("plain LXC", "0::/lxc.payload.129/system.slice/sglang.service\n"),
     ("nested slices", "0::/lxc/129/ns/ai.slice/ai-llm.slice/sglang.service\n"),

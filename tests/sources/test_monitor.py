@@ -462,6 +462,32 @@ def test_a_failed_reading_of_rates_counts_for_nothing(watched: Watched):
     assert (watched.monitor._in_flight_since, watched.monitor._tokens_moved_at) == (before, None)
 
 
+def test_a_note_of_trouble_beside_new_rates_or_lines_does_not_void_them(watched: Watched):
+    figures = EngineRates(generated_tokens_total=7.0, decode_tokens_per_s=20.0)
+    watched.monitor.take_rates(Reading("rates", 1.0, figures, watched.clock.now, "cut off"))
+    line = LogLine(at=watched.clock.wall(), text="one")
+    watched.monitor.take_journal(Reading("journal", 2.0, (line,), watched.clock.now, "lines may be missing"))
+    shown = watched.shown()
+    assert [point.decode_tokens_per_s for point in shown.history] == [20.0]
+    assert shown.log == (line,)
+
+
+def test_a_port_that_refuses_again_refuses_since_then(watched: Watched):
+    since = []
+    for status, error in (
+        (None, "refused"),
+        (None, "refused"),
+        (200, None),
+        (None, "refused"),
+        (None, "timeout"),
+    ):
+        watched.later(2)
+        watched.models(status, error)
+        evidence = watched.monitor.evidence(watched.clock.now, watched.clock.wall(), ())
+        since.append(evidence.refused_since)
+    assert since == [1002.0, 1002.0, None, 1008.0, None]
+
+
 def test_the_charts_forget_what_is_older_than_half_an_hour(watched: Watched):
     for second in range(1810):
         watched.later(1)
