@@ -73,7 +73,8 @@ def _memory(card: CardView, glyphs: Glyphs, width: int) -> Row:
 
 
 def _memory_percent(card: CardView, glyphs: Glyphs, width: int) -> Row:
-    return _number(f"{words.percent(_memory_ratio(card)):>{width}}")
+    ratio = _memory_ratio(card)
+    return _number(f"{words.percent(ratio):>{width}}", "dim" if ratio is None else "text")
 
 
 def _use_bar(card: CardView, glyphs: Glyphs, width: int) -> Row:
@@ -85,7 +86,9 @@ def _use_bar(card: CardView, glyphs: Glyphs, width: int) -> Row:
 def _use(card: CardView, glyphs: Glyphs, width: int) -> Row:
     seen = card.telemetry
     used = None if seen is None else seen.utilization_percent
-    return _number(f"{words.UNKNOWN if used is None else f'{used}%':>{width}}")
+    if used is None:
+        return _number(f"{words.UNKNOWN:>{width}}", "dim")
+    return _number(f"{f'{used}%':>{width}}")
 
 
 def _temperature(card: CardView, glyphs: Glyphs, width: int) -> Row:

@@ -18,6 +18,7 @@ from console.ui.rows import Row, Span, bar, clip, fit, heading
 
 _CELL = 26
 _LABEL = 9
+_NAMED = 15  # cells from which a p99 is called so
 
 _PHASE_WORDS = {
     "starting": "start",
@@ -139,8 +140,7 @@ def _quantiles(found: Quantiles, room: int) -> str:
     if found.p50 is None:
         return words.UNKNOWN
     half, most = words.latency(found.p50), words.latency(found.p99)
-    named = f"{half} p99 {most}"
-    return named if len(named) <= room else f"{half} {most}"
+    return f"{half} p99 {most}" if room >= _NAMED else f"{half} {most}"
 
 
 def _host_cache(rates: EngineRates) -> str:

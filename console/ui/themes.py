@@ -73,7 +73,24 @@ ANSI = Theme(
     boost="ansi_default",
     dark=True,
     ansi=True,
-    variables={"quiet": "ansi_default", "faint": "ansi_default", "on-block": "ansi_black"},
+    variables={
+        "quiet": "ansi_default",
+        "faint": "ansi_default",
+        "on-block": "ansi_black",
+        # Textual's own widgets ask for these of a theme with ansi=True.
+        "ansi-background": "ansi_default",
+        "ansi-foreground": "ansi_default",
+        "border-blurred": "ansi_default",
+        "block-cursor-foreground": "ansi_black",
+        "block-cursor-background": "ansi_cyan",
+        "input-cursor-background": "ansi_default",
+        "input-cursor-foreground": "ansi_default",
+        "input-cursor-text-style": "reverse",
+        "input-selection-background": "ansi_cyan",
+        "input-selection-foreground": "ansi_black",
+        "screen-selection-background": "ansi_cyan",
+        "screen-selection-foreground": "ansi_black",
+    },
 )
 
 THEMES = (DARK, LIGHT, HIGH_CONTRAST, ANSI)

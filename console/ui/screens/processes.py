@@ -8,7 +8,7 @@ from console.model.card import Holder
 from console.model.snapshot import Snapshot
 from console.ui import words
 from console.ui.panel import Panel
-from console.ui.rows import Row, Span, clip, fit, heading
+from console.ui.rows import Row, Span, clip, fit, heading, width_of
 
 
 class Processes(Panel):
@@ -25,6 +25,7 @@ class Processes(Panel):
         glyphs = self.glyphs
         age = None if snapshot.holders_at is None else snapshot.now - snapshot.holders_at
         note = "not read yet" if age is None else f"read {words.span(age)} ago"
+        note += f" {glyphs.separator} esc back"
         rows = [heading(self.TITLE, [Span(note, "dim")], width, glyphs), []]
         if not snapshot.holders:
             rows.append([Span(" no process holds a card" if age is not None else " reading", "dim")])
@@ -40,13 +41,9 @@ class Processes(Panel):
         )
         for holder in snapshot.holders:
             rows.append(self._row(holder, index_of, width))
-        rows += [
-            [],
-            [
-                Span(f" {glyphs.warn} ", "warn"),
-                Span("not of the service's unit: ends only by its own unit or by hand", "dim"),
-            ],
-        ]
+        if any(holder.orphan for holder in snapshot.holders):
+            told = "not of the service's unit: ends only by its own unit or by hand"
+            rows += [[], [Span(f" {glyphs.warn} ", "warn"), Span(told, "dim")]]
         return rows
 
     def _row(self, holder: Holder, index_of: dict[str, int], width: int) -> Row:
@@ -62,8 +59,9 @@ class Processes(Panel):
             Span(f"{holder.pid:>8} ", role),
             Span(f"{inside:>8}  ", "dim"),
             Span(f"{owner:<8}", role),
-            Span(f"{clip(holder.unit or 'no unit', 23, glyphs):<24}", role),
+            *fit([Span(clip(holder.unit or "no unit", 23, glyphs), role)], 24),
             Span(f"{clip(','.join(map(str, held)), 9, glyphs):<10}", role),
             Span(f"{words.gib(total) if known else words.UNKNOWN:>7}  ", role),
         ]
-        return fit([*row, Span(holder.name, "text")], width)
+        room = max(0, width - width_of(row))
+        return [*row, Span(clip(holder.name, room, glyphs), "text")]

@@ -32,7 +32,7 @@ class SourcesPanel(Panel):
 
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
         glyphs = self.glyphs
-        rows = [heading(self.TITLE, [], width, glyphs), []]
+        rows = [heading(self.TITLE, [Span("esc back", "dim")], width, glyphs), []]
         for word in snapshot.sources:
             bad = word.stale or word.error is not None
             age = "never" if word.age_s is None else f"{words.span(word.age_s)} ago"
