@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -140,6 +144,32 @@ async def test_identity_is_what_the_server_was_started_with(engine: EngineUnit) 
     assert identity.speculative_algorithm is None
     assert identity.max_running_requests == MAX_RUNNING
     assert identity.kv_token_capacity == 65536
+
+
+async def test_status_tells_a_ready_engine_and_one_that_is_stopped(
+    engine: EngineUnit, tmp_path: Path
+) -> None:
+    await engine.ensure_ready()
+    code, found = status(engine, tmp_path)
+    assert (code, found["state"]["name"], found["served_name"]) == (0, "ready", SERVED_NAME)
+    shown = found["engine"]
+    assert (shown["requests_running"], shown["requests_queued"]) == (0, 0)
+    assert shown["accept_length"] is None
+    engine.machine.run("systemctl", "stop", engine.unit)
+    code, found = status(engine, tmp_path)
+    assert (code, found["state"]["name"]) == (1, "stopped")
+    assert found["engine"]["decode_tokens_per_s"] is None  # not 0: it is not known
+
+
+def status(engine: EngineUnit, folder: Path) -> tuple[int, dict]:
+    """``gpuops status --json`` on a host whose systemd is the machine's."""
+    engine.machine.lend_programs(folder)
+    site = folder / "site.yaml"
+    site.write_text(f"schema: 1\nservice: {{unit: {engine.unit}, url: '{engine.url}'}}\n")
+    command = [sys.executable, "-m", "console", "status", "--json", "--site", str(site)]
+    path = f"{folder}:{os.environ['PATH']}"
+    done = subprocess.run(command, capture_output=True, timeout=30, env=os.environ | {"PATH": path})
+    return done.returncode, json.loads(done.stdout)
 
 
 async def test_tokens_per_second_add_up_to_what_clients_were_given(engine: EngineUnit) -> None:

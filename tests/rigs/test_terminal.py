@@ -123,10 +123,7 @@ def test_real_children_go_with_the_connection(
     """Here journalctl follows a real journal: the machine's programs stand in for those of the host."""
     machine.write_unit("sglang.service", "[Service]\nExecStart=/bin/sleep infinity\n")
     machine.run("systemctl", "start", "sglang.service")
-    for program in ("systemctl", "journalctl"):
-        stand_in = tmp_path / program
-        stand_in.write_text(f'#!/bin/sh\nexec {shlex.join(machine.prefix)} {program} "$@"\n')
-        stand_in.chmod(0o755)
+    machine.lend_programs(tmp_path)
     site = tmp_path / "site.yaml"
     site.write_text("schema: 1\nservice: {unit: sglang.service, url: 'http://127.0.0.1:9'}\n")
     session = over_ssh(f"--site {site}", before=f"export PATH={tmp_path}:$PATH;")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -110,6 +111,14 @@ class Machine:
         """Write a unit, or with ``NAME.d/FILE.conf`` a drop-in, and have systemd read it."""
         self.write(f"{UNITS}/{name}", text)
         self.run("systemctl", "daemon-reload")
+
+    def lend_programs(self, folder: Path, *names: str) -> None:
+        """Programs in ``folder`` that run the machine's own, for a host that has no systemd itself."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names or ("systemctl", "journalctl"):
+            program = folder / name
+            program.write_text(f'#!/bin/sh\nexec {shlex.join(self.prefix)} {name} "$@"\n')
+            program.chmod(0o755)
 
     def stop(self) -> None:
         """Kill its init, which takes every process of the machine with it."""
