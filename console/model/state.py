@@ -197,6 +197,11 @@ class _Seen(msgspec.Struct, frozen=True):
         return self.evidence.health.taken_at
 
     @property
+    def turned_away(self) -> bool:
+        """``/health`` said 503 at once: it does while the engine warms up, and once it is told to end."""
+        return self.health is not None and self.health.status == 503 and not self.health_gave_up
+
+    @property
     def health_gave_up(self) -> bool:
         """``/health`` waited in vain for a token. An engine that warms up says 503 at once."""
         health = self.health
@@ -441,7 +446,7 @@ def _warming(seen: _Seen) -> bool:
     if seen.ready is not None and seen.ready.status in (200, 503):
         return seen.ready.status == 503
     if seen.health is not None and seen.health.status is not None:
-        return seen.health.status == 503
+        return seen.turned_away
     # The port is bound, so a log that shows no more than the beginning does not show the load.
     return seen.loading and load.phase is not None and load.phase.phase != "starting"
 
@@ -490,6 +495,8 @@ def _serving(seen: _Seen) -> ServiceState:
     reasons = (*_engine_complaints(seen), *seen.evidence.complaints)
     if reasons:
         return ServiceState(name="degraded", reasons=reasons)
+    if seen.turned_away and (seen.moving or (seen.ready is not None and seen.ready.ok)):
+        return _ready(seen)  # that was the warm-up; the next answer is not here yet
     slow = _slow(seen)
     if seen.moving:
         return ServiceState(name="busy", reasons=(f"{slow}, but tokens move",)) if slow else _ready(seen)
@@ -499,7 +506,7 @@ def _serving(seen: _Seen) -> ServiceState:
 
 
 def _ready(seen: _Seen, slow: str | None = None) -> ServiceState:
-    if seen.health is None:
+    if seen.health is None or seen.turned_away:
         return ServiceState(name="ready", reasons=("/health has not answered yet",))
     return ServiceState(name="ready", reasons=(slow,) if slow else ())
 

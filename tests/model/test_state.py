@@ -399,6 +399,16 @@ def test_a_health_check_in_vain_is_forgotten_once_tokens_moved_after_it():
     assert state.name != "hung"
 
 
+def test_the_end_of_a_warm_up_is_ready_at_once():
+    """The last health answer is still one of the warm-up, and the tokens are its request's."""
+    for moved in (NOW - 1, None):
+        state = shown(health=STARTING, tokens_moved_at=moved, ages={"health": 3})
+        assert (state.name, state.reasons) == ("ready", ("/health has not answered yet",))
+    assert shown(health=STARTING, ready=STARTING).name == "degraded", (
+        "it turns requests away, and nobody asked"
+    )
+
+
 def test_the_warm_up_request_may_take_minutes():
     """Kernels are compiled in it: a request is in flight and no token comes."""
     load = recorded("tp2.log", until='"GET /health HTTP/1.1" 503')
