@@ -349,6 +349,8 @@ def _running(seen: _Seen) -> ServiceState:
         return _starting(seen, "something else answers at the service's address: the load will fail on it")
     if answers and _warming(seen):
         return _starting(seen, warming=True)
+    if seen.loading and evidence.served_at is None and seen.moving:
+        return _starting(seen)  # the tokens are those of the warm-up's own request
     if seen.moving:
         return _serving(seen)
     silence = _silent_for_good(seen)
@@ -516,7 +518,7 @@ def _slow(seen: _Seen) -> str | None:
     health, models = seen.health, seen.models
     if health is not None and (not health.ok or health.seconds > SLOW_HEALTH_S):
         return f"/health {health.error or health.status} after {health.seconds:.0f} s"
-    if models is not None and models.status is None:
+    if models is not None and models.status is None and models.error != "refused":  # tokens moved since
         return f"/v1/models {models.error or 'no answer'} after {models.seconds:.0f} s"
     return None
 

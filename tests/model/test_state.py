@@ -496,7 +496,17 @@ def test_a_port_that_refuses_before_the_first_answer_is_a_load_and_after_it_a_cr
 
 def test_a_port_that_refused_before_tokens_moved_is_of_the_past():
     state = shown(models=REFUSED, ages={"models": 3.0}, refused_since=NOW - 3, tokens_moved_at=NOW - 1)
-    assert state.name in HEALTHY
+    assert state.name == "ready"
+    warms_up = recorded("tp2.log", until="Prefill batch")
+    state = shown(
+        load=warms_up,
+        health=REFUSED,
+        ready=REFUSED,
+        models=REFUSED,
+        ages={"models": 3.0},
+        tokens_moved_at=NOW - 1,
+    )
+    assert state.name == "warming-up", "the port was bound and the warm-up sent since"
 
 
 def test_a_stop_or_restart_that_systemd_has_not_told_yet_is_no_crash():
