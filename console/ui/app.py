@@ -27,7 +27,7 @@ from console.ui.cards import Cards
 from console.ui.charts import Charts
 from console.ui.footer import Footer
 from console.ui.header import Header
-from console.ui.layout import WIDE, heights
+from console.ui.layout import USUAL, WIDE, heights
 from console.ui.log import Log
 from console.ui.panel import Panel
 from console.ui.screens.page import Page
@@ -83,7 +83,9 @@ class Dashboard(SpanScreen):
         """Give each panel its rows; nothing happens while neither the terminal nor the need changes."""
         width, height = self.app.size
         beside = width // 2 if width >= WIDE else width
-        wanted = heights(width, height - 2, len(snapshot.cards), self.service.wanted(snapshot, beside))
+        news = self.service.wanted(snapshot, beside)
+        past = news <= USUAL or any(point.decode_tokens_per_s is not None for point in snapshot.history)
+        wanted = heights(width, height - 2, len(snapshot.cards), news, past)
         if wanted == self._shared:
             return
         self._shared = wanted

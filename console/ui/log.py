@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from console.model.log import LineKind, LogLine
 from console.model.snapshot import Snapshot
-from console.ui.glyphs import Glyphs
+from console.ui.glyphs import UNICODE, Glyphs
 from console.ui.panel import Panel
 from console.ui.rows import Row, Span, clip, heading
 
@@ -78,7 +78,7 @@ class Log(Panel):
         "l opens it full screen, with a filter."
     )
 
-    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+    def __init__(self, glyphs: Glyphs = UNICODE, *, id: str | None = None) -> None:
         super().__init__(glyphs, id=id)
         self._shown: tuple[list[LogLine], int] = ([], 0)
         self._shown_at = 0.0
@@ -115,5 +115,5 @@ class Log(Panel):
         self._shown = folded(snapshot.log, wanted)
         return self._shown
 
-    def on_click(self) -> None:
-        self.app.run_worker(self.app.run_action("log"), exclusive=False)
+    async def on_click(self) -> None:
+        await self.app.run_action("app.do('log')")

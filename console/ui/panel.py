@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from typing import ClassVar
+from unicodedata import category
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -125,7 +126,12 @@ def printable(row: Row) -> Row:
     """The row without anything a terminal would act upon, wherever its text came from."""
     if all(span.text.isprintable() for span in row):
         return row
-    return [span if span.text.isprintable() else Span(clean(span.text), span.role) for span in row]
+    return [span if span.text.isprintable() else Span(_safe(span.text), span.role) for span in row]
+
+
+def _safe(text: str) -> str:
+    """Also without format characters (soft hyphens, tags): terminals do not agree on their width."""
+    return "".join(one for one in clean(text) if category(one) != "Cf")
 
 
 def differences(old: Row, new: Row, width: int) -> list[tuple[int, int]]:
