@@ -68,26 +68,27 @@ class Console:
         self.monitor = Monitor(site, sources)
         self.states: list[str] = []
 
-    @property
-    def now(self) -> Snapshot:
-        return self.monitor.snapshot()
+    def look(self) -> Snapshot:
+        """What the screen would draw now."""
+        snapshot = self.monitor.snapshot()
+        if snapshot.state.name not in self.states[-1:]:
+            self.states.append(snapshot.state.name)
+        return snapshot
 
     async def follow(self) -> None:
         """Look five times a second, as a screen does."""
         while True:
-            shown = self.now.state.name
-            if shown not in self.states[-1:]:
-                self.states.append(shown)
+            self.look()
             await asyncio.sleep(0.2)
 
     async def until(self, seen: Callable[[Snapshot], bool], within: float) -> Snapshot:
         """The first snapshot that fits. AssertionError with the last one after ``within`` seconds."""
-        snapshot = self.now
+        snapshot = self.look()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while not seen(snapshot):
                     await asyncio.sleep(0.1)
-                    snapshot = self.now
+                    snapshot = self.look()
         assert seen(snapshot), f"not seen within {within:g} s; shown were {self.states}, now {snapshot.state}"
         return snapshot
 
