@@ -198,8 +198,10 @@ class _Seen(msgspec.Struct, frozen=True):
 
     @property
     def turned_away(self) -> bool:
-        """``/health`` said 503 at once: it does while the engine warms up, and once it is told to end."""
-        return self.health is not None and self.health.status == 503 and not self.health_gave_up
+        """``/health`` refused or said 503 at once: until the engine is up, and once it is told to end."""
+        if self.health is None or self.health_gave_up:
+            return False
+        return self.health.status == 503 or self.health.error == "refused"
 
     @property
     def health_gave_up(self) -> bool:
@@ -498,7 +500,7 @@ def _serving(seen: _Seen) -> ServiceState:
     if reasons:
         return ServiceState(name="degraded", reasons=reasons)
     if seen.turned_away and (seen.moving or (seen.ready is not None and seen.ready.ok)):
-        return _ready(seen)  # that was the warm-up; the next answer is not here yet
+        return _ready(seen)  # that was before it was up; the next answer is not here yet
     slow = _slow(seen)
     if seen.moving:
         return ServiceState(name="busy", reasons=(f"{slow}, but tokens move",)) if slow else _ready(seen)

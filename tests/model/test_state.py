@@ -401,8 +401,8 @@ def test_a_health_check_in_vain_is_forgotten_once_tokens_moved_after_it():
 
 def test_the_end_of_a_warm_up_is_ready_at_once():
     """The last health answer is still one of the warm-up, and the tokens are its request's."""
-    for moved in (NOW - 1, None):
-        state = shown(health=STARTING, tokens_moved_at=moved, ages={"health": 3})
+    for health, moved in ((STARTING, NOW - 1), (STARTING, None), (REFUSED, NOW - 1), (REFUSED, None)):
+        state = shown(health=health, tokens_moved_at=moved, ages={"health": 3})
         assert (state.name, state.reasons) == ("ready", ("/health has not answered yet",))
     assert shown(health=STARTING, ready=STARTING).name == "degraded", (
         "it turns requests away, and nobody asked"
