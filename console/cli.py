@@ -144,11 +144,12 @@ def demo(
 
 def _screen(given: Given) -> int:
     _need_terminal()
-    gc.enable()
     here = _here(given)
     profiles = _profiles(given, here.site)
     from console.ui.app import run
 
+    gc.freeze()  # what was imported stays, and need not be looked at again
+    gc.enable()
     notices = (*here.notices, *(str(problem) for problem in profiles.problems))
     return run(here.site, profiles, given.read_only or here.site.read_only, here.path, notices)
 

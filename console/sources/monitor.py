@@ -67,6 +67,10 @@ AGAIN_S = 5.0
 #: Seconds without a line after which the journal's past counts as read.
 QUIET_S = 0.4
 
+#: At the start, seconds that the cards have to come before the engine is asked, and then to be drawn.
+CARDS_WAIT_S = 0.3
+DRAW_S = 0.08
+
 #: ``/health`` says 503 at once while the engine warms up, and takes a second when it is well:
 #: for so long it is waited for once everything else has been answered.
 HEALTH_GLANCE_S = 0.03
@@ -167,6 +171,7 @@ class Monitor:
         self._profile: Profile | None = None
         self._apart: Apart[tuple[Holder, ...]] = Apart("holders")
         self._processes_changed = asyncio.Event()
+        self._cards_heard = asyncio.Event()
 
         # Of this run of the unit.
         self._began: float | None = None
@@ -190,12 +195,23 @@ class Monitor:
             group.create_task(_follow(watched.nvml, self.take_nvml))
             group.create_task(_follow(watched.unit, self.take_unit))
             group.create_task(_follow(watched.journal, self.take_journal))
+            await self._cards_first()
             group.create_task(_follow(watched.health, self.take_health))
             group.create_task(_follow(watched.ready, self.take_ready))
             group.create_task(_follow(watched.models, self.take_models))
             group.create_task(_follow(watched.identity, self.take_identity))
             group.create_task(_follow(watched.rates, self.take_rates))
             group.create_task(self._follow_holders())
+
+    async def _cards_first(self) -> None:
+        """Let the cards come to the screen before the first request imports the HTTP client.
+
+        That takes 60 ms, in which nothing is drawn. Cards that keep silent are not waited for.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CARDS_WAIT_S):
+                await self._cards_heard.wait()
+                await asyncio.sleep(DRAW_S)
 
     async def close(self) -> None:
         """End the NVML process, which holds the device files, and the connections."""
@@ -208,6 +224,7 @@ class Monitor:
     def take_nvml(self, reading: Reading[NvmlSample]) -> None:
         known = self.nvml.value.processes_at if self.nvml.value is not None else None
         self.nvml = reading
+        self._cards_heard.set()
         if reading.value is not None and reading.value.processes_at != known:
             self._processes_changed.set()
 

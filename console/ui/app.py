@@ -41,7 +41,7 @@ BAD_FILE = 2
 TICK = 1.0
 
 #: Extra frames at the start, in seconds, so that the first readings show as they come.
-FIRST_TICKS = (0.1, 0.25, 0.5, 0.75)
+FIRST_TICKS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75)
 
 
 class Watch(Protocol):

@@ -666,6 +666,21 @@ async def test_a_source_that_ends_or_breaks_is_said_to_and_costs_no_other(monkey
     await ended(task)
 
 
+async def test_the_cards_come_first_but_silent_ones_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch):
+    said = Reading("health", 5.0).failed("asked")
+    for wait, cards, asked in (
+        (5.0, (0.05, Reading("nvml", 1.0, sample(0.0), 0.0)), True),
+        (0.05, (), False),
+    ):
+        monkeypatch.setattr(module, "CARDS_WAIT_S", wait)
+        nvml = Scripted("nvml", 1.0, *cards)
+        monitor = Monitor(SITE, sources(nvml=nvml, health=Scripted("health", 5.0, said)))
+        task = asyncio.create_task(monitor.run())
+        await until(lambda monitor=monitor: monitor.health.error == "asked", within=1.0)
+        assert (monitor.nvml.value is not None) is asked
+        await ended(task)
+
+
 # One look ---------------------------------------------------------------------------------------
 
 HERE = "0.5.23"
