@@ -22,7 +22,9 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args()
-    return _soak(options.soak, options.json) if options.soak else _compare(options)
+    if options.soak is not None and options.soak < 2:
+        parser.error("a soak takes at least 2 minutes: the first does not count")
+    return _soak(options.soak, options.json) if options.soak is not None else _compare(options)
 
 
 def _say(text: str) -> None:

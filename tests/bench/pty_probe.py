@@ -74,6 +74,19 @@ class Probe:
         for data in self._read(seconds):
             self._painted.append((time.monotonic() - self._began, data))
 
+    def watch_until(self, seen: Callable[[str], object], within: float) -> None:
+        """Watch it, a second at a time, until the text fits. AssertionError with the screen after that time."""
+        until = time.monotonic() + within
+        while True:
+            self.watch(1.0)
+            try:
+                self.painted(seen)
+            except AssertionError:
+                if time.monotonic() > until:
+                    raise
+            else:
+                return
+
     def painted(self, seen: Callable[[str], object]) -> float:
         """Seconds from the start until the screen's text first fitted.
 
@@ -103,6 +116,12 @@ class Probe:
     def memory(self) -> Memory:
         parts = [memory(pid) for pid in self._tree()]
         return Memory(sum(part.resident for part in parts), sum(part.proportional for part in parts))
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End it as a user does, else by force."""

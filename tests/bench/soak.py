@@ -83,18 +83,15 @@ def soak(minutes: float, say: Callable[[Sample], None]) -> Soaked:
             f"schema: 1\nhost: soak\ncontainer: {{kind: none}}\nservice: {{url: '{scene.url}'}}\n"
         )
         path = f"{_commands(directory)}:/usr/local/bin:/usr/bin:/bin"
-        probe = Probe(
+        began = time.monotonic()
+        with Probe(
             [program("gpuops"), "--site", str(site)],
             scene.variables | {"PATH": path},
             counted=lambda command: _FLOOD.name not in command,
-        )
-        began = time.monotonic()
-        try:
+        ) as probe:
             samples = _samples(probe, minutes * 60, say)
             lines = int((directory / _TALLY).read_text())
             return Soaked(samples, lines / (time.monotonic() - began))
-        finally:
-            probe.close()
 
 
 def _samples(probe: Probe, seconds: float, say: Callable[[Sample], None]) -> list[Sample]:
