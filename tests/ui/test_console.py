@@ -157,6 +157,21 @@ async def test_a_key_opens_its_page_and_escape_closes_it(key: str, title: str) -
         assert "CARDS" in hands.text()
 
 
+async def test_a_page_longer_than_the_window_scrolls() -> None:
+    many = tuple(
+        msgspec.structs.replace(scenes.HOLDERS[0], pid=9000 + number, name=f"worker{number}")
+        for number in range(40)
+    )
+    async with console(scenes.ready(holders=many), size=(100, 20)) as hands:
+        await hands.press("p")
+        assert "worker0" in hands.text() and "worker39" not in hands.text()
+        assert "(24 below)" in hands.text()
+        await hands.press("end")
+        assert "worker39" in hands.text() and "below)" not in hands.text()
+        await hands.press("home", "down")
+        assert "(23 below)" in hands.text()
+
+
 async def test_from_page_to_page_without_going_back() -> None:
     async with console() as hands:
         await hands.press("l", "p", "d", "l")

@@ -134,7 +134,9 @@ class LogPage(Page):
 
     def compose(self) -> ComposeResult:
         yield from super().compose()
-        yield Input(placeholder="filter", id="filter")
+        line = Input(placeholder="filter", id="filter")
+        line.cursor_blink = False  # each blink would repaint the line
+        yield line
 
     def action_filter(self) -> None:
         line = self.query_one(Input)

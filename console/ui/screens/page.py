@@ -1,17 +1,60 @@
-"""A full screen of one panel with a footer of its own keys: log, processes, sources."""
+"""A full screen of one panel under the header: log, processes, sources."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from console.model.snapshot import Snapshot
+from console.ui.glyphs import UNICODE, Glyphs
 from console.ui.header import Header
 from console.ui.panel import Panel
+from console.ui.rows import Row, Span, fit
 from console.ui.spans import SpanCompositor
+
+
+class Scrolled(Panel):
+    """A panel that may have more rows than its room: the heading stays, the rest moves."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("pageup", "move(-10)", "page up", show=False),
+        Binding("pagedown,space", "move(10)", "page down", show=False),
+        Binding("home,g", "move(-10000)", "start", show=False),
+        Binding("end,G", "move(10000)", "end", show=False),
+    ]
+
+    def __init__(self, glyphs: Glyphs = UNICODE, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id)
+        self._top = 0
+
+    def all_rows(self, snapshot: Snapshot, width: int) -> list[Row]:
+        """Everything there is to say, its heading first."""
+        raise NotImplementedError
+
+    def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
+        first, *rest = self.all_rows(snapshot, width)
+        room = max(0, height - 1)
+        self._top = max(0, min(self._top, len(rest) - room))
+        below = len(rest) - self._top - room
+        if below > 0:
+            first = fit([Span(f"({below} below) ", "warn"), *first], width)
+        return [first, *rest[self._top : self._top + room]]
+
+    def action_move(self, by: int) -> None:
+        self._top = max(0, self._top + by)
+        self.redraw()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self.action_move(-3)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self.action_move(3)
 
 
 class Page(Screen[None]):

@@ -7,11 +7,11 @@ from typing import ClassVar
 from console.model.card import Holder
 from console.model.snapshot import Snapshot
 from console.ui import words
-from console.ui.panel import Panel
 from console.ui.rows import Row, Span, clip, fit, heading, width_of
+from console.ui.screens.page import Scrolled
 
 
-class Processes(Panel):
+class Processes(Scrolled):
     """One row a process: pid here and inside, container, unit, cards, memory, command."""
 
     TITLE = "PROCESSES ON THE CARDS"
@@ -21,7 +21,7 @@ class Processes(Panel):
         "its memory is what the next start will lack."
     )
 
-    def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
+    def all_rows(self, snapshot: Snapshot, width: int) -> list[Row]:
         glyphs = self.glyphs
         age = None if snapshot.holders_at is None else snapshot.now - snapshot.holders_at
         note = "not read yet" if age is None else f"read {words.span(age)} ago"

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from console.model.snapshot import Snapshot
 from console.ui import words
-from console.ui.panel import Panel
 from console.ui.rows import Row, Span, clip, heading
+from console.ui.screens.page import Scrolled
 
 _SAYS = {
     "pci": "cards on the PCI bus (sysfs)",
@@ -21,7 +21,7 @@ _SAYS = {
 }
 
 
-class SourcesPanel(Panel):
+class SourcesPanel(Scrolled):
     """One row a source, then what the values at hand are short of."""
 
     TITLE = "SOURCES"
@@ -30,7 +30,7 @@ class SourcesPanel(Panel):
         "with its age. Below the sources: every engine value that is missing, and why."
     )
 
-    def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
+    def all_rows(self, snapshot: Snapshot, width: int) -> list[Row]:
         glyphs = self.glyphs
         rows = [heading(self.TITLE, [Span("esc back", "dim")], width, glyphs), []]
         for word in snapshot.sources:
