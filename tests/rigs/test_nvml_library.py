@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import pairwise
@@ -471,7 +472,11 @@ def cpu_seconds(pid: int) -> float:
 
 def test_another_monitor_reads_the_stand_in_too(library: Path) -> None:
     nvitop = subprocess.run(
-        [*with_library(library), "nvitop", "-1"], capture_output=True, text=True, timeout=30, check=True
+        [*with_library(library), sys.executable, "-m", "nvitop", "-1"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
     )
     assert nvitop.stdout.count("/ 600W") == 8
     assert "Error" not in nvitop.stdout + nvitop.stderr

@@ -81,6 +81,7 @@ class Launch(NamedTuple):
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",  # compiled kernels would need a C++ compiler here
         }
         ranks = self.tp * self.dp
         if ranks > 1:  # then SGLang wants to be told which core each may use
