@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from datetime import UTC, datetime
+from functools import cache
 
 import msgspec
 
@@ -94,6 +95,7 @@ def cards(
     return {"cards": view_cards(pci, nvml, container=129, vm=100, now=NOW), "cards_at": NOW - age}
 
 
+@cache
 def history(seconds: int = 1800, *, speculation: bool = True) -> tuple[Point, ...]:
     """Half an hour that rises, breathes and once falls silent."""
     found = []
@@ -112,6 +114,7 @@ def line(age: float, text: str, kind: LineKind = "plain") -> LogLine:
     return LogLine(at=WALL - age, text=text, kind=kind)
 
 
+@cache
 def log(lines: int = 60) -> tuple[LogLine, ...]:
     """The journal of an engine at work, newest last."""
     found = []
