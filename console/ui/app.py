@@ -27,6 +27,7 @@ from console.ui.cards import Cards
 from console.ui.charts import Charts
 from console.ui.footer import Footer
 from console.ui.header import Header
+from console.ui.keys import normal, unknown
 from console.ui.layout import USUAL, WIDE, heights
 from console.ui.log import Log
 from console.ui.panel import Panel
@@ -149,7 +150,7 @@ class Console(App[int]):
         return [*super().get_line_filters(), *self._line_filters]
 
     def on_mount(self) -> None:
-        self.set_keymap(self._site.keys)
+        self.set_keymap(normal(self._site.keys))
         terminal.leave_on_hangup(self._leave_now)
         self._terminal = terminal.watched_descriptor()
         self.draw()
@@ -254,13 +255,17 @@ def run(
 ) -> int:
     """Open the console on a site; returns the exit status.
 
-    ``site_path`` is named in the error when its ``keys`` clash.
+    ``site_path`` is named in the error when its ``keys`` clash or name nothing that exists.
     """
     kind = ReadOnlyConsole if read_only or site.read_only else Console
-    clashes = key_clashes(allowed(kind.READ_ONLY), site.keys)
-    if clashes:
-        for clash in clashes:
-            print(f"gpuops: {site_path or 'keys'}: {clash}", file=sys.stderr)
+    problems = [
+        *unknown(site.keys),
+        *key_clashes(allowed(kind.READ_ONLY), normal(site.keys)),
+        *themes.problems(site.theme),
+    ]
+    if problems:
+        for problem in problems:
+            print(f"gpuops: {site_path or 'site'}: {problem}", file=sys.stderr)
         return BAD_FILE
     monitor = Monitor(site, profiles=profiles.profiles, notices=notices)
     # Not App.run: its loop would wait at the end for a thread that a card keeps in the kernel.

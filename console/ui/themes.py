@@ -96,6 +96,14 @@ ANSI = Theme(
 THEMES = (DARK, LIGHT, HIGH_CONTRAST, ANSI)
 
 
+def problems(wanted: str | None) -> list[str]:
+    """What is wrong with the site file's theme, in words."""
+    names = [theme.name for theme in THEMES]
+    if wanted is None or wanted in names:
+        return []
+    return [f"theme: there is no theme {wanted}; there are {', '.join(names)}"]
+
+
 def choose(wanted: str | None, environ: Mapping[str, str]) -> str:
     """The site file's theme; without one, what the terminal can show.
 

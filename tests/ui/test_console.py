@@ -22,6 +22,7 @@ from console.ui import app as app_module
 from console.ui import themes
 from console.ui.app import Console, ReadOnlyConsole, run
 from console.ui.footer import Footer
+from console.ui.keys import unknown
 from console.ui.panel import Panel
 from console.ui.screens.help import Help
 from console.ui.screens.log import LogPage, LogView
@@ -294,6 +295,8 @@ async def test_a_remapped_key_works_and_the_footer_and_help_name_it() -> None:
         ({"log": "p"}, "keys: p would be both log and processes"),
         ({"log": "x,q"}, "keys: q would be both log and quit"),
         ({"lgo": "x"}, "keys: there is no action 'lgo'; there are log,"),
+        ({"log": "?"}, "keys: question_mark would be both log and help"),
+        ({"log": "ctrl-r"}, "keys: log: there is no key ctrl-r; write it as ctrl+r,"),
     ],
 )
 def test_a_clash_or_an_unknown_action_ends_at_the_start(
@@ -304,6 +307,33 @@ def test_a_clash_or_an_unknown_action_ends_at_the_start(
     assert run(site, ProfileSet((), ()), False, Path("/etc/gpuops/site.yaml"), ()) == 2
     assert time.monotonic() - began < 1
     assert f"gpuops: /etc/gpuops/site.yaml: {told}" in capsys.readouterr().err
+
+
+def test_a_theme_that_there_is_not_ends_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    site = msgspec.structs.replace(scenes.SITE, theme="drak")
+    assert run(site, ProfileSet((), ()), False, None, ()) == 2
+    assert "there is no theme drak; there are dark, light," in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["x", "X", "?", "ctrl+r", "f5", "space", "question_mark", "slash", "minus", "shift+tab", "pageup", "@"],
+)
+def test_these_are_keys(key: str) -> None:
+    assert unknown({"log": key}) == []
+
+
+@pytest.mark.parametrize("key", ["ctrl-r", "control+r", "F55", "ctl+r", "questionmark", "++"])
+def test_these_are_none(key: str) -> None:
+    assert len(unknown({"log": key})) == 1
+
+
+async def test_a_character_may_be_written_as_itself() -> None:
+    site = msgspec.structs.replace(scenes.SITE, keys={"processes": "%"})
+    async with console(site=site) as hands:
+        assert "% processes" in hands.text()
+        await hands.press("%")
+        assert "PROCESSES ON THE CARDS" in hands.text()
 
 
 def test_two_keys_may_be_swapped() -> None:
