@@ -9,8 +9,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from console.model.card import Holder, NvmlSample, Owner, PciCard
@@ -31,7 +29,7 @@ from console.model.snapshot import (
 from console.model.state import Evidence, ServiceState, derive
 from console.model.text import clean
 from console.model.unit import UnitStatus
-from console.sources.engine.client import EngineClient
+from console.sources.connect import Sources, connect
 from console.sources.engine.sources import (
     HealthSource,
     IdentitySource,
@@ -39,18 +37,10 @@ from console.sources.engine.sources import (
     ModelsSource,
     RatesSource,
     ReadySource,
-    read_once,
 )
 from console.sources.holders import read_holders
-from console.sources.journal import JournalSource
-from console.sources.nvml import NvmlSource
 from console.sources.pci import PciSource
 from console.sources.source import Apart, Source
-from console.sources.unit import UnitSource
-from console.transport.box import BoxRunner
-from console.transport.container import lxc
-from console.transport.local import LocalRunner
-from console.transport.runner import Runner
 
 #: Seconds of history that the charts can show, one point a second.
 HISTORY_S = 1800
@@ -64,66 +54,12 @@ HOLDERS_COUNT_S = 20.0
 #: Seconds until a source that failed by a defect of ours is begun again.
 AGAIN_S = 5.0
 
-#: Seconds without a line after which the journal's past counts as read.
-QUIET_S = 0.4
-
 #: At the start, seconds that the cards have to come before the engine is asked, and then to be drawn.
 CARDS_WAIT_S = 0.3
 DRAW_S = 0.08
 
-#: ``/health`` says 503 at once while the engine warms up, and takes a second when it is well:
-#: for so long it is waited for once everything else has been answered.
-HEALTH_GLANCE_S = 0.03
-
-_ENDED = "the source has ended"
+ENDED = "the source has ended"
 _MODEL_PATH = re.compile(r"""model_path['"]?[=:] ?(['"])(.+?)\1""")
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Everything that is watched at one site, and the runners that reach it."""
-
-    host: Runner
-    service: Runner  # where the service's systemd is
-    pci: PciSource
-    nvml: NvmlSource
-    unit: UnitSource
-    journal: JournalSource
-    client: EngineClient
-    health: HealthSource
-    ready: ReadySource
-    models: ModelsSource
-    identity: IdentitySource
-    rates: RatesSource
-
-
-def connect(site: Site) -> Sources:
-    """The sources of a site. Nothing is opened or asked yet."""
-    host: Runner = LocalRunner()
-    cards: Runner = host
-    if site.simulated is not None:
-        host = BoxRunner(Path(site.simulated.directory))
-        cards = LocalRunner() if site.simulated.nvml == "library" else host
-    service = host
-    if site.container.kind == "lxc" and site.container.id is not None:
-        service = lxc(host, site.container.id)
-    key_file = site.service.api_key_file
-    client = EngineClient(site.service.url, Path(key_file) if key_file else None)
-    identity = IdentitySource(client)
-    return Sources(
-        host=host,
-        service=service,
-        pci=PciSource(host.root, None if site.gpus == "auto" else site.gpus),
-        nvml=NvmlSource(cards),
-        unit=UnitSource(service, site.service.unit),
-        journal=JournalSource(service, site.service.unit),
-        client=client,
-        health=HealthSource(client),
-        ready=ReadySource(client),
-        models=ModelsSource(client),
-        identity=identity,
-        rates=RatesSource(client, identity.latest),
-    )
 
 
 class Monitor:
@@ -147,7 +83,7 @@ class Monitor:
         self.sources = sources if sources is not None else connect(site)
         self._profiles = profiles
         self._notices = notices
-        self._clock = clock
+        self.clock = clock
         self._wall_clock = wall_clock
         self._host = site.host or socket.gethostname()
 
@@ -258,7 +194,7 @@ class Monitor:
         self.unit = reading
         if after is None or (before is not None and _run_of(before) == _run_of(after)):
             return
-        now = self._clock()
+        now = self.clock()
         self._began = None
         if after.started_at is not None:
             # Once on the monotonic clock, it does not move with the wall's.
@@ -297,7 +233,7 @@ class Monitor:
             return
         self._batch_logged = logged
         age = None if logged is None else max(0.0, self._wall_clock() - logged)
-        self._batch_logged_at = None if age is None else self._clock() - age
+        self._batch_logged_at = None if age is None else self.clock() - age
 
     def _note_model(self, line: LogLine) -> None:
         """Which profile a load is of: its first line names the model, minutes before HTTP does."""
@@ -309,7 +245,7 @@ class Monitor:
 
     def _fill_history(self, lines: tuple[LogLine, ...]) -> None:
         """Charts that begin before the console did: from the decode lines of the journal's past."""
-        now, wall = self._clock(), self._wall_clock()
+        now, wall = self.clock(), self._wall_clock()
         first = self._history[0].at if self._history else now
         past = [
             point
@@ -348,7 +284,7 @@ class Monitor:
 
     def take_rates(self, reading: Reading[EngineRates]) -> None:
         before, self.rates = self.rates, reading
-        now = self._clock()
+        now = self.clock()
         rates = reading.value if _is_fresh(before, reading) else None
         if rates is None:
             self._history.append(Point(now, None, None, None))
@@ -389,7 +325,7 @@ class Monitor:
 
     def snapshot(self) -> Snapshot:
         """Everything as it is known now."""
-        now, wall = self._clock(), self._wall_clock()
+        now, wall = self.clock(), self._wall_clock()
         site = self.site
         container = site.container.id if site.container.kind == "lxc" else None
         cards = view_cards(
@@ -520,14 +456,14 @@ async def _follow(source: Source[Any], fold: Callable[[Reading[Any]], None]) -> 
                 last = reading
                 fold(reading)
         except Exception as defect:  # noqa: BLE001  it is shown beside the source
-            fold(last.failed(_defect(source, defect)))
+            fold(last.failed(defect_words(source, defect)))
             await asyncio.sleep(AGAIN_S)
         else:
-            fold(last.failed(_ENDED))
+            fold(last.failed(ENDED))
             return
 
 
-def _defect(source: Source[Any], defect: Exception) -> str:
+def defect_words(source: Source[Any], defect: Exception) -> str:
     return f"defect in source {source.name}: {type(defect).__name__}: {clean(str(defect))}"
 
 
@@ -541,101 +477,3 @@ def profile_of(identity: EngineIdentity, profiles: tuple[Profile, ...]) -> Profi
     by_name = [one for one in profiles if one.served_name in names]
     both = [one for one in by_path if one in by_name]
     return next(iter(both or by_path or by_name), None)
-
-
-async def observe_once(monitor: Monitor, budget: float = 2.0) -> Snapshot:
-    """One look at everything, as fast as the slowest source that is worth waiting for.
-
-    The journal is read only when the engine does not answer: then it tells which
-    phase the load is in, or why the engine died. All within ``budget`` seconds.
-    """
-    watched = monitor.sources
-    ends = asyncio.get_running_loop().time() + budget
-    await asyncio.gather(
-        _look_at_cards(monitor, ends),
-        _first(watched.pci, monitor.pci, monitor.take_pci, ends),
-        _first(watched.unit, monitor.unit, monitor.take_unit, ends),
-        _look_at_engine(monitor, ends),
-    )
-    return monitor.snapshot()
-
-
-async def _look_at_cards(monitor: Monitor, ends: float) -> None:
-    await _first(monitor.sources.nvml, monitor.nvml, monitor.take_nvml, ends)
-    with contextlib.suppress(TimeoutError):  # then nobody is named, and the time of the list says so
-        async with asyncio.timeout_at(ends):
-            await monitor.read_holders()
-
-
-async def _look_at_engine(monitor: Monitor, ends: float) -> None:
-    watched = monitor.sources
-    patience = (ends - asyncio.get_running_loop().time()) / 2
-    # Asked with the rest, so that what it says at once is there by the time the others have answered.
-    glance = asyncio.create_task(watched.client.get("/health", patience))
-    try:
-        rates, identity, (ready, models, metrics) = await read_once(watched.client, patience)
-        if ready.status == 404:  # before 0.5.20 only /health tells that the engine still warms up
-            done, _ = await asyncio.wait({glance}, timeout=HEALTH_GLANCE_S)
-            if done and glance.result().probe.status is not None:
-                monitor.take_health(monitor.health.fresh(glance.result().probe, monitor._clock()))
-    finally:
-        glance.cancel()
-        await asyncio.wait({glance})
-    now = monitor._clock()
-    monitor.take_ready(monitor.ready.fresh(ready, now))
-    monitor.take_models(monitor.models.fresh(Models(models, identity.served_names), now))
-    if models.ok:
-        monitor.take_identity(monitor.identity.fresh(identity, now))
-    if metrics.status is not None:
-        monitor.take_rates(monitor.rates.fresh(rates, now))
-    if not models.ok:
-        await _read_past(watched.journal, monitor.take_journal, ends)
-
-
-async def _read_past(source: Source[Any], fold: Callable[[Reading[Any]], None], ends: float) -> None:
-    """Readings until one is empty, fails, or no more come: the past comes in batches."""
-    loop = asyncio.get_running_loop()
-    last: Reading[Any] = Reading(source.name, source.period)
-    readings = source.watch()
-    until = ends
-    try:
-        while True:
-            async with asyncio.timeout_at(until):
-                last = await anext(readings)
-            fold(last)
-            if last.error is not None or not last.value:
-                return
-            until = min(ends, loop.time() + QUIET_S)
-    except TimeoutError:
-        if last.taken_at is None:
-            fold(last.failed("no answer within the time of one look"))
-    except StopAsyncIteration:
-        fold(last.failed(_ENDED))
-    except Exception as defect:  # noqa: BLE001  it is shown beside the source
-        fold(last.failed(_defect(source, defect)))
-    finally:
-        await readings.aclose()  # type: ignore[attr-defined]
-
-
-async def _first(
-    source: Source[Any], known: Reading[Any], fold: Callable[[Reading[Any]], None], ends: float
-) -> None:
-    """The first reading with a value, or with a reason that will not pass; what keeps silent says so."""
-    began = asyncio.get_running_loop().time()
-    last = known
-    readings = source.watch()
-    try:
-        async with asyncio.timeout_at(ends):
-            async for last in readings:
-                if last.value is not None or not (last.error or "").startswith("NVML is starting"):
-                    break
-            else:
-                last = last.failed(_ENDED)
-    except TimeoutError:
-        if last is known:
-            last = last.failed(f"no answer within {ends - began:.1f} s")
-    except Exception as defect:  # noqa: BLE001  it is shown beside the source
-        last = last.failed(_defect(source, defect))
-    finally:
-        await readings.aclose()  # type: ignore[attr-defined]
-    fold(last)
