@@ -188,7 +188,7 @@ def status(given: Given, as_json: bool, watch: bool) -> int:
 
 async def _once(monitor: Monitor, as_json: bool) -> int:
     from console.model.report import healthy
-    from console.sources.monitor import observe_once
+    from console.sources.once import observe_once
 
     snapshot = await observe_once(monitor)
     _print_status(snapshot, as_json)

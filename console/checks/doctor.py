@@ -19,10 +19,10 @@ from console.model.card import NvmlSample, PciCard
 from console.model.finding import Finding, Verdict
 from console.model.site import Site
 from console.model.text import clean
+from console.sources.connect import Sources, connect
 from console.sources.engine.client import METRICS_LIMIT, Answer
 from console.sources.engine.sources import describe
 from console.sources.files import ProfileSet
-from console.sources.monitor import Sources, connect
 from console.sources.source import Unavailable
 
 #: Seconds for each check; all run side by side.

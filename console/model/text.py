@@ -10,7 +10,8 @@ import re
 
 # CSI, OSC (ended by BEL or ST), and the two-character escapes (ECMA-48 §5.3, §8.3).
 _ESCAPES = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[PX^_][^\x1b]*(?:\x1b\\)?|\x1b[ -/]*[0-~]?"
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?|\x1b[ -/]*[0-~]?"
 )
 
 # C0, DEL, C1; bidi marks, embeddings, overrides and isolates; zero-width and line separators; BOM.

@@ -34,6 +34,7 @@ THROTTLE_REASONS = (
     (0x400, "reliability"),
 )
 
+
 class Missing(str):
     """In place of a value: why there is none."""
 

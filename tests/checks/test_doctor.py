@@ -17,6 +17,7 @@ from console.checks import doctor
 from console.checks.doctor import Surroundings, Terminal, examine, look_around
 from console.model.finding import Finding
 from console.model.site import Container, Service, Site, Vm
+from console.sources.connect import Sources, connect
 from console.sources.files import (
     FileProblem,
     ProfileSet,
@@ -24,7 +25,6 @@ from console.sources.files import (
     load_site,
     shipped_profiles_directory,
 )
-from console.sources.monitor import Sources, connect
 from console.sources.nvml import NvmlSource
 from console.sources.pci import PciSource
 from console.sources.unit import UnitSource

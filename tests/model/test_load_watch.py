@@ -22,7 +22,9 @@ LOGS = Path(__file__).parents[1] / "fixtures" / "log"
 STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 
 
-def line(text: str, at: float = 0.0, *, run: str | None = None, pid: int | None = None, manager: bool = False) -> LogLine:
+def line(
+    text: str, at: float = 0.0, *, run: str | None = None, pid: int | None = None, manager: bool = False
+) -> LogLine:
     text = message_text(text)
     meaning = read_manager_line(text) if manager else read_line(text)
     return LogLine(
@@ -92,7 +94,9 @@ def test_a_recorded_crash_names_the_exception_not_the_signal():
     crash = follow(recorded("crash.log")).crash
     assert crash is not None
     assert crash.signature == "illegal-access"
-    assert crash.reason == "RuntimeError: scripted crash: CUDA error: an illegal memory access was encountered"
+    assert (
+        crash.reason == "RuntimeError: scripted crash: CUDA error: an illegal memory access was encountered"
+    )
     assert "Scheduler hit an exception" in crash.lines[0]
     assert "in make_plan" in crash.lines[-4]
     assert "SIGQUIT received" in crash.lines[-1]
@@ -116,11 +120,17 @@ def test_eight_ranks_with_a_draft_model_and_a_host_cache():
     middle = load(*texts).phases[-1]
     assert (middle.phase, middle.began, middle.ended, middle.percent) == ("weights", 38, None, 45)
     assert middle.detail == "shard 29/64"
-    texts += [(400 + n, f"{tag}Load weight end. elapsed=362 s, avail mem=20 GB, mem usage=73 GB.") for n, tag in enumerate(tags)]
+    texts += [
+        (400 + n, f"{tag}Load weight end. elapsed=362 s, avail mem=20 GB, mem usage=73 GB.")
+        for n, tag in enumerate(tags)
+    ]
     texts += [(408, f"{tag}KV Cache is allocated. #tokens: 260000, KV size: 17.02 GB") for tag in tags]
     texts += [(409, f"{tag}Memory pool end. avail mem=3 GB") for tag in tags[:-1]]
     texts += [(410, f"{tag}Load weight begin. avail mem=3 GB") for tag in tags[:-1]]
-    texts += [(411, f"{tags[-1]}Memory pool end. avail mem=3 GB"), (411, f"{tags[-1]}Load weight begin. avail mem=3 GB")]
+    texts += [
+        (411, f"{tags[-1]}Memory pool end. avail mem=3 GB"),
+        (411, f"{tags[-1]}Load weight begin. avail mem=3 GB"),
+    ]
     texts += [(420, f"{tag}Load weight end. elapsed=10 s, avail mem=2 GB, mem usage=1 GB.") for tag in tags]
     texts += [(421, f"{tag}KV Cache is allocated. #tokens: 260000, KV size: 0.28 GB") for tag in tags]
     texts += [(422, f"{tag}Memory pool end. avail mem=2 GB") for tag in tags]
@@ -128,14 +138,24 @@ def test_eight_ranks_with_a_draft_model_and_a_host_cache():
     texts += [(440, "Capturing batches (bs=96 avail_mem=1.22 GB):  50%|█████     | 18/36 [00:10<00:10]")]
     capture = load(*texts).phases[-1]
     assert (capture.phase, capture.percent, capture.detail) == ("graphs", 50, "bs=96")
-    texts += [(450, f"{tag}Capture target decode CUDA graph end. elapsed=20 s, avail mem=1 GB.") for tag in tags]
+    texts += [
+        (450, f"{tag}Capture target decode CUDA graph end. elapsed=20 s, avail mem=1 GB.") for tag in tags
+    ]
     texts += [(451, f"{tag}Capture draft decode CUDA graph begin. avail mem=1 GB") for tag in tags]
     draft = load(*texts).phases[-1]
     assert (draft.phase, draft.ended, draft.percent, draft.detail) == ("graphs", None, None, "draft decode")
-    texts += [(460, f"{tag}Capture draft decode CUDA graph end. elapsed=9 s, avail mem=1 GB.") for tag in tags]
+    texts += [
+        (460, f"{tag}Capture draft decode CUDA graph end. elapsed=9 s, avail mem=1 GB.") for tag in tags
+    ]
     texts += [(465, f"{tags[0]}max_total_num_tokens=260000, chunked_prefill_size=8192, context_len=262144")]
-    texts += [(470, f"{tag}Allocating kv hierarchical KV host pool: 520000 tokens, 35.1 GB host memory.") for tag in tags]
-    texts += [(540, "INFO:     Application startup complete."), (585, "The server is fired up and ready to roll!")]
+    texts += [
+        (470, f"{tag}Allocating kv hierarchical KV host pool: 520000 tokens, 35.1 GB host memory.")
+        for tag in tags
+    ]
+    texts += [
+        (540, "INFO:     Application startup complete."),
+        (585, "The server is fired up and ready to roll!"),
+    ]
     progress = load(*texts)
     assert phases(progress) == [
         ("starting", 0, 25),
@@ -175,9 +195,20 @@ def test_an_engine_that_was_up_before_we_looked_shows_no_load():
 
 def test_a_new_invocation_starts_afresh_and_the_old_one_is_remembered():
     watch = LoadWatch()
-    for text in ["Load weight begin. avail mem=9 GB", "torch.OutOfMemoryError: CUDA out of memory.", "Received sigquit from a child process."]:
+    for text in [
+        "Load weight begin. avail mem=9 GB",
+        "torch.OutOfMemoryError: CUDA out of memory.",
+        "Received sigquit from a child process.",
+    ]:
         watch.feed(line(text, 1.0, run="a" * 32))
-    watch.feed(line("sglang.service: Main process exited, code=exited, status=1/FAILURE", 2.0, run="a" * 32, manager=True))
+    watch.feed(
+        line(
+            "sglang.service: Main process exited, code=exited, status=1/FAILURE",
+            2.0,
+            run="a" * 32,
+            manager=True,
+        )
+    )
     assert watch.progress.crash is not None
     watch.feed(line("Started sglang.service - SGLang.", 10.0, run="b" * 32, manager=True))
     watch.feed(line("a last word of the old process", 11.0, run="a" * 32))
@@ -190,7 +221,12 @@ def test_a_new_invocation_starts_afresh_and_the_old_one_is_remembered():
 
 def test_without_systemd_a_second_start_in_the_same_log_starts_afresh():
     watch = LoadWatch()
-    for text in ["server_args={}", "Load weight begin. avail mem=9 GB", "SIGQUIT received. signum=None", "server_args={}"]:
+    for text in [
+        "server_args={}",
+        "Load weight begin. avail mem=9 GB",
+        "SIGQUIT received. signum=None",
+        "server_args={}",
+    ]:
         watch.feed(line(text))
     assert watch.progress.crash is None
     assert [p.phase for p in watch.progress.phases] == ["starting"]
@@ -202,14 +238,32 @@ EXITED = "sglang.service: Main process exited, code=killed, status=9/KILL"
 
 CRASHES = [
     ("cuda-oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has …"),
-    ("no-kv-memory", "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: 0.8"),
-    ("no-kv-memory", "RuntimeError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.7."),
-    ("no-host-memory", "ValueError: Not enough host memory available. Requesting 70.00 GB but only have 12.00 GB free."),
-    ("no-state-memory", "RuntimeError: Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed …"),
+    (
+        "no-kv-memory",
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: 0.8",
+    ),
+    (
+        "no-kv-memory",
+        "RuntimeError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.7.",
+    ),
+    (
+        "no-host-memory",
+        "ValueError: Not enough host memory available. Requesting 70.00 GB but only have 12.00 GB free.",
+    ),
+    (
+        "no-state-memory",
+        "RuntimeError: Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed …",
+    ),
     ("kv-exhausted", "RuntimeError: Prefill out of memory. Try to lower your batch size."),
     ("illegal-access", "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
-    ("nccl", "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:3384, unhandled system error"),
-    ("unsupported-kernel", "RuntimeError: CUDA error: no kernel image is available for execution on the device"),
+    (
+        "nccl",
+        "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:3384, unhandled system error",
+    ),
+    (
+        "unsupported-kernel",
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+    ),
     ("no-gpu", "RuntimeError: No CUDA GPUs are available"),
     ("bad-weights", "FileNotFoundError: [Errno 2] No such file or directory: '/models/kimi/config.json'"),
     ("bad-weights", "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge"),
@@ -217,7 +271,10 @@ CRASHES = [
     ("bad-setting", "ValueError: radix cache needs --mamba-scheduler-strategy extra_buffer with speculation"),
     ("missing-module", "ModuleNotFoundError: No module named 'flashinfer'"),
     ("disk-full", "OSError: [Errno 28] No space left on device"),
-    ("port-in-use", "torch.distributed.DistNetworkError: The server socket has failed to listen … EADDRINUSE"),
+    (
+        "port-in-use",
+        "torch.distributed.DistNetworkError: The server socket has failed to listen … EADDRINUSE",
+    ),
     ("exception", "KeyError: 'model.layers.61.weight'"),
     ("exception", "AssertionError"),
 ]
@@ -239,10 +296,22 @@ def test_the_cause_stands_before_the_signal(signature: str, text: str):
     ("signature", "text"),
     [
         ("bad-flag", "launch_server.py: error: argument --reasoning-parser: invalid choice: 'glm47'"),
-        ("bad-flag", "sglang serve: error: ambiguous option: --cuda-graph-max-bs could match --cuda-graph-max-bs-decode"),
-        ("killed-oom", "Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a common cause is the OS OOM killer."),
-        ("killed-oom", "Subprocess scheduler_0 (pid=123) crashed with exit code -9. Triggering SIGQUIT for cleanup..."),
-        ("watchdog", "[2026-11-30 00:12:40 TP3] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)"),
+        (
+            "bad-flag",
+            "sglang serve: error: ambiguous option: --cuda-graph-max-bs could match --cuda-graph-max-bs-decode",
+        ),
+        (
+            "killed-oom",
+            "Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a common cause is the OS OOM killer.",
+        ),
+        (
+            "killed-oom",
+            "Subprocess scheduler_0 (pid=123) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
+        ),
+        (
+            "watchdog",
+            "[2026-11-30 00:12:40 TP3] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
+        ),
         ("watchdog", "Watchdog timeout (self.watchdog_timeout=300)"),
         ("exit", "Rank 0 scheduler is dead. Please check if there are relevant logs."),
     ],
@@ -257,7 +326,9 @@ def test_a_death_that_says_itself_why(signature: str, text: str):
 def test_the_rank_that_failed_first_is_the_cause_not_those_that_lost_it():
     watch = LoadWatch()
     oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    lost = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+    lost = (
+        "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+    )
     told = [(SCHEDULER, 13), (SCHEDULER.replace("TP3", "TP5"), 15), ('  File "five.py", line 1, in five', 15),
             ('  File "three.py", line 1, in three', 13), (lost, 15), (oom, 13), (SIGQUIT, 1)]  # fmt: skip
     for text, pid in told:
@@ -266,11 +337,15 @@ def test_the_rank_that_failed_first_is_the_cause_not_those_that_lost_it():
     assert crash is not None
     assert (crash.signature, crash.reason) == ("cuda-oom", oom)
     assert '  File "three.py", line 1, in three' in crash.lines
-    assert '  File "five.py", line 1, in five' not in crash.lines, "another process's traceback is no evidence"
+    assert '  File "five.py", line 1, in five' not in crash.lines, (
+        "another process's traceback is no evidence"
+    )
 
 
 def test_a_real_exception_outweighs_the_exit_code_it_ends_in():
-    crash = load(SCHEDULER, "KeyError: 'x'", SIGQUIT, "Rank 0 scheduler died during initialization (exit code: -9). …").crash
+    crash = load(
+        SCHEDULER, "KeyError: 'x'", SIGQUIT, "Rank 0 scheduler died during initialization (exit code: -9). …"
+    ).crash
     assert crash is not None
     assert (crash.signature, crash.reason) == ("exception", "KeyError: 'x'")
 
@@ -282,7 +357,9 @@ def test_systemd_alone_can_tell_that_it_died():
     crash = watch.progress.crash
     assert crash is not None
     assert (crash.signature, crash.at) == ("killed", 2.0)
-    watch.feed(line("sglang.service: A process of this unit has been killed by the OOM killer.", 2.1, manager=True))
+    watch.feed(
+        line("sglang.service: A process of this unit has been killed by the OOM killer.", 2.1, manager=True)
+    )
     assert watch.progress.crash is not None
     assert watch.progress.crash.signature == "killed-oom"
 
@@ -295,14 +372,19 @@ def test_a_port_in_use_is_a_crash_although_the_log_says_fired_up():
         "[2026-11-30 00:12:40] The server is fired up and ready to roll!",
     ]):  # fmt: skip
         watch.feed(line(text, float(second)))
-    watch.feed(line("sglang.service: Main process exited, code=exited, status=3/NOTIMPLEMENTED", 3.0, manager=True))
+    watch.feed(
+        line("sglang.service: Main process exited, code=exited, status=3/NOTIMPLEMENTED", 3.0, manager=True)
+    )
     assert watch.progress.crash is not None
     assert watch.progress.crash.signature == "port-in-use"
 
 
 def test_an_old_complaint_is_not_the_cause_of_a_later_death():
     started = [line("The server is fired up and ready to roll!", 0.0)]
-    old = [line("RuntimeError: a request's trouble, long handled", 100.0), line("torch.OutOfMemoryError: long ago", 110.0)]
+    old = [
+        line("RuntimeError: a request's trouble, long handled", 100.0),
+        line("torch.OutOfMemoryError: long ago", 110.0),
+    ]
     crash = follow([*started, *old, line(SCHEDULER, 900.0), line("KeyError: 'now'", 900.0)]).crash
     assert crash is not None
     assert crash.reason == "KeyError: 'now'"
@@ -312,7 +394,9 @@ def test_a_stop_that_was_asked_for_is_no_crash():
     watch = LoadWatch()
     watch.feed(line("The server is fired up and ready to roll!", 1.0))
     watch.feed(line("Stopping sglang.service - SGLang...", 2.0, manager=True))
-    watch.feed(line("[2026-11-30 00:12:40] SIGTERM received. signum=None frame=None. Draining requests …", 2.0))
+    watch.feed(
+        line("[2026-11-30 00:12:40] SIGTERM received. signum=None frame=None. Draining requests …", 2.0)
+    )
     watch.feed(line(EXITED, 3.0, manager=True))
     assert watch.progress.crash is None
 
@@ -341,10 +425,14 @@ def test_memory_stays_flat_under_a_flood():
             LogLine,
             at=st.floats(0, 1e9),
             text=st.text(max_size=60),
-            kind=st.sampled_from(["plain", "phase", "prefill", "error", "crash", "noise", "ready", "warning"]),
+            kind=st.sampled_from(
+                ["plain", "phase", "prefill", "error", "crash", "noise", "ready", "warning"]
+            ),
             invocation=st.sampled_from([None, "a", "b"]),
             rank=st.sampled_from([None, "TP0", "TP1"]),
-            fields=st.dictionaries(st.sampled_from(["done", "total", "bs", "graph", "#tokens"]), st.text(max_size=5)),
+            fields=st.dictionaries(
+                st.sampled_from(["done", "total", "bs", "graph", "#tokens"]), st.text(max_size=5)
+            ),
             phase=st.sampled_from([None, *PHASES]),
             percent=st.sampled_from([None, 0.0, 50.0, 100.0]),
             ends=st.booleans(),

@@ -20,10 +20,11 @@ import pytest
 from console.model.engine import EngineRates
 from console.model.site import Service, Site
 from console.model.snapshot import Snapshot
+from console.sources.connect import connect
 from console.sources.engine.client import EngineClient
 from console.sources.engine.sources import IdentitySource, RatesSource
 from console.sources.journal import JournalSource
-from console.sources.monitor import Monitor, connect
+from console.sources.monitor import Monitor
 from console.sources.unit import UnitSource
 from tests.rigs.sglang.install import Installation
 from tests.rigs.sglang.server import MAX_RUNNING, SERVED_NAME, EngineServer, EngineUnit, folders

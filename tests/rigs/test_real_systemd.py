@@ -19,8 +19,9 @@ from console.model.reading import Reading
 from console.model.site import Service, Site
 from console.model.snapshot import Snapshot
 from console.model.unit import UnitStatus
+from console.sources.connect import connect
 from console.sources.journal import CUT_MARK, TEXT_LIMIT, JournalSource
-from console.sources.monitor import Monitor, connect
+from console.sources.monitor import Monitor
 from console.sources.unit import UnitSource
 from tests.rigs.sglang.server import free_port
 from tests.rigs.systemd.machine import UNITS, Machine

@@ -28,7 +28,10 @@ def kinds_of(name: str) -> Counter[str]:
         ("[2026-11-30 00:12:40] Memory pool end. avail mem=1 GB", None),
         ("[2026-11-30 00:12:40 TP0] Memory pool end. avail mem=1 GB", "TP0"),
         ("[2026-11-30 00:12:40.123 DP1 TP3] Memory pool end. avail mem=1 GB", "DP1 TP3"),
-        ("[2026-11-30 00:12:40,123 DP0 PP0 ATTN_CP0 MOE_DP0 TP0 EP0] Memory pool end.", "DP0 PP0 ATTN_CP0 MOE_DP0 TP0 EP0"),
+        (
+            "[2026-11-30 00:12:40,123 DP0 PP0 ATTN_CP0 MOE_DP0 TP0 EP0] Memory pool end.",
+            "DP0 PP0 ATTN_CP0 MOE_DP0 TP0 EP0",
+        ),
         ("Memory pool end. avail mem=1 GB", None),
     ],
 )
@@ -38,7 +41,9 @@ def test_the_prefix_names_the_rank_with_or_without_milliseconds(text: str, rank:
     assert (meaning.rank, meaning.phase, meaning.ends) == (rank, "kv-cache", True)
 
 
-@pytest.mark.parametrize("text", ["[full] total=65536", "[2026-11-30", "[", "[2026-11-30 00:12:40 TP0", "[x] y"])
+@pytest.mark.parametrize(
+    "text", ["[full] total=65536", "[2026-11-30", "[", "[2026-11-30 00:12:40 TP0", "[x] y"]
+)
 def test_other_brackets_are_no_prefix(text: str):
     assert split_prefix(text) == (None, text)
 
@@ -173,11 +178,35 @@ def test_the_size_of_the_kv_cache_is_read():
 
 
 BARS = [
-    ("Loading safetensors checkpoint shards:   0% Completed | 0/64 [00:00<?, ?it/s]", "weights", 0, "0", "64"),
-    ("Loading safetensors checkpoint shards:  12% Completed | 8/64 [00:41<04:47,  5.1s/it]", "weights", 12, "8", "64"),
-    ("Multi-thread loading shards:  50% Completed | 32/64 [00:41<00:41,  1.3s/it]", "weights", 50, "32", "64"),
+    (
+        "Loading safetensors checkpoint shards:   0% Completed | 0/64 [00:00<?, ?it/s]",
+        "weights",
+        0,
+        "0",
+        "64",
+    ),
+    (
+        "Loading safetensors checkpoint shards:  12% Completed | 8/64 [00:41<04:47,  5.1s/it]",
+        "weights",
+        12,
+        "8",
+        "64",
+    ),
+    (
+        "Multi-thread loading shards:  50% Completed | 32/64 [00:41<00:41,  1.3s/it]",
+        "weights",
+        50,
+        "32",
+        "64",
+    ),
     ("Loading pt checkpoint shards: 100% Completed | 4/4 [00:04<00:00,  1.0s/it]", "weights", 100, "4", "4"),
-    ("Loading safetensors using Fastsafetensor loader:  25% Completed | 1/4 [00:01<00:03]", "weights", 25, "1", "4"),
+    (
+        "Loading safetensors using Fastsafetensor loader:  25% Completed | 1/4 [00:01<00:03]",
+        "weights",
+        25,
+        "1",
+        "4",
+    ),
 ]
 
 
@@ -191,10 +220,22 @@ def test_progress_bars(text: str, phase: str, percent: int, done: str, total: st
 @pytest.mark.parametrize(
     ("text", "percent", "size"),
     [
-        ("Capturing batches (bs=160 avail_mem=11.22 GB):   8%|▊         | 3/36 [00:01<00:14,  2.31it/s]", 8, "160"),
+        (
+            "Capturing batches (bs=160 avail_mem=11.22 GB):   8%|▊         | 3/36 [00:01<00:14,  2.31it/s]",
+            8,
+            "160",
+        ),
         ("Capturing batches (bs=1 avail_mem=9.60 GB): 100%|██████████| 36/36 [00:12<00:00]", 100, "1"),
-        ("Capturing num tokens (num_tokens=4096 avail_mem=9.60 GB):  50%|█████     | 9/18 [00:12<00:12]", 50, "4096"),
-        ("Capturing prefill shape (num_tokens=256 avail_mem=9.60 GB):  50%|█████     | 9/18 [00:12<00:12]", 50, "256"),
+        (
+            "Capturing num tokens (num_tokens=4096 avail_mem=9.60 GB):  50%|█████     | 9/18 [00:12<00:12]",
+            50,
+            "4096",
+        ),
+        (
+            "Capturing prefill shape (num_tokens=256 avail_mem=9.60 GB):  50%|█████     | 9/18 [00:12<00:12]",
+            50,
+            "256",
+        ),
     ],
 )
 def test_capture_bars_tell_the_batch_size(text: str, percent: int, size: str):
@@ -287,7 +328,9 @@ def test_a_recorded_start_has_every_phase_once_and_folds_its_noise():
     assert kinds["noise"] > 90
 
 
-@pytest.mark.parametrize("name", ["dp2.log", "tp2.log", "ngram.log", "standalone.log", "kvfull.log", "nul-bytes.log"])
+@pytest.mark.parametrize(
+    "name", ["dp2.log", "tp2.log", "ngram.log", "standalone.log", "kvfull.log", "nul-bytes.log"]
+)
 def test_recorded_good_runs_show_neither_crash_nor_error(name: str):
     kinds = kinds_of(name)
     assert kinds["ready"] == 1

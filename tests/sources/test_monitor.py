@@ -24,10 +24,12 @@ from console.model.site import Container, Site
 from console.model.snapshot import Snapshot
 from console.model.unit import UnitStatus
 from console.sources import monitor as module
+from console.sources.connect import Sources
 from console.sources.engine.client import Answer
 from console.sources.engine.sources import Models
 from console.sources.engine_log import read_line
-from console.sources.monitor import LOG_LINES, Monitor, Sources, observe_once, profile_of
+from console.sources.monitor import LOG_LINES, Monitor, profile_of
+from console.sources.once import observe_once
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "engine"
 CARD = "0000:41:00.0"
