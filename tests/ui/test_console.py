@@ -6,17 +6,22 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unicodedata import category
 
 import msgspec
 import pytest
+from rich.cells import cell_len
+from rich.style import Style
 from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from console.model.actions import ACTIONS, Action, allowed, key_clashes, with_keys
 from console.model.log import LogLine
+from console.model.reading import Reading
 from console.model.site import Site
 from console.model.snapshot import Snapshot
+from console.model.state import ServiceState
 from console.sources.files import ProfileSet
 from console.ui import app as app_module
 from console.ui import themes
@@ -40,6 +45,10 @@ class Hands:
     def text(self) -> str:
         strips = self.app.screen._compositor.render_strips()
         return "\n".join("".join(segment.text for segment in line) for line in strips)
+
+    def styles(self) -> list[list[Style]]:
+        strips = self.app.screen._compositor.render_strips()
+        return [[segment.style for segment in line if segment.style is not None] for line in strips]
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
@@ -268,6 +277,35 @@ async def test_what_is_below_a_dialog_goes_on() -> None:
         await hands.show(scenes.mixed())
         await hands.press("escape")
         assert "train.py" in hands.text()
+
+
+HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;owned\x07[red]x[/red] \u202eabc\u00ad 漢字🔥"
+
+
+async def test_text_from_outside_is_shown_as_text_on_every_page() -> None:
+    unit = msgspec.structs.replace(scenes.UNIT, id=HOSTILE)
+    snapshot = scenes.ready(
+        served_names=(HOSTILE,),
+        holders=(msgspec.structs.replace(scenes.HOLDERS[2], name=HOSTILE, unit=HOSTILE),),
+        state=ServiceState(name="degraded", reasons=(HOSTILE,)),
+        unit=Reading("unit", 2.0, unit, scenes.NOW),
+        log=(line(1, HOSTILE, "error"),),
+        log_total=1,
+        sources=(scenes.SourceWord("pci", 1.0, True, HOSTILE),),
+        notices=(HOSTILE,),
+    )
+    async with console(snapshot) as hands:
+        for key in ("", "l", "p", "d"):
+            if key:
+                await hands.press(key)
+                await hands.show(snapshot)
+            rows = hands.text().split("\n")
+            assert {cell_len(row) for row in rows} == {120}
+            kinds = {category(one) for row in rows for one in row}
+            assert kinds.isdisjoint({"Cc", "Cf", "Zl", "Zp"})
+            assert "red [red]x[/red] abc 漢字🔥" in hands.text()
+            colours = {style.color for row in hands.styles() for style in row if style.color is not None}
+            assert "red" not in {colour.name for colour in colours}
 
 
 # -- keys of the site file ------------------------------------------------------------------------
