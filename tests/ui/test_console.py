@@ -51,8 +51,7 @@ class Hands:
         return [[segment.style for segment in line if segment.style is not None] for line in strips]
 
     async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
-        await self.pilot.pause()
+        await self.pilot.press(*keys)  # waits until they are dealt with
 
     async def show(self, snapshot: Snapshot) -> None:
         self.watch.now = snapshot
@@ -74,7 +73,6 @@ async def console(
     watch = Frozen(snapshot or scenes.ready())
     app = kind(watch, site, encoding="utf-8", theme="dark")
     async with app.run_test(size=size) as pilot:
-        await pilot.pause()
         hands = Hands(app, watch, pilot)
         await hands.show(watch.now)
         yield hands

@@ -22,7 +22,6 @@ def console(scene: str, *, theme: str = "dark", encoding: str = "utf-8") -> Cons
 
 
 async def settled(pilot: Pilot[int]) -> None:
-    await pilot.pause()
     assert isinstance(pilot.app, Console)
     pilot.app.draw()
     await pilot.pause()

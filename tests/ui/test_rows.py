@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from console.model import words
 from console.model.actions import ACTIONS
 from console.model.engine import EngineRates
 from console.model.reading import Reading
 from console.model.snapshot import Snapshot
 from console.model.state import ServiceState, StateName
-from console.ui import words
 from console.ui.cards import Cards, columns_for
 from console.ui.charts import Charts
 from console.ui.footer import Footer
