@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
+from console.model import words
 from console.model.card import CardView
 from console.model.engine import EngineRates
 from console.model.finding import Finding, Verdict, overall
@@ -23,7 +24,6 @@ WIDTH = 80
 Tone = Literal["plain", "good", "warn", "bad", "dim"]
 
 _UNKNOWN = "-"
-_GIB = 1024**3
 _BAD: frozenset[StateName] = frozenset({"hung", "crashed", "crash-looping", "unreachable"})
 
 
@@ -172,14 +172,14 @@ def status_lines(snapshot: Snapshot) -> tuple[Line, ...]:
 def _head(snapshot: Snapshot) -> Iterator[Line]:
     state = snapshot.state
     tone: Tone = "good" if state.name in HEALTHY else "bad" if state.name in _BAD else "warn"
-    words = [state.words]
+    told = [state.words]
     if state.detail is not None:
-        words.append(state.detail)
+        told.append(state.detail)
     if state.elapsed_s is not None:
-        words.append(f"{span(state.elapsed_s)} so far")
+        told.append(f"{words.span(state.elapsed_s)} so far")
     if state.eta_s is not None:
-        words.append(f"{span(state.eta_s)} to go")
-    yield Line(f"{snapshot.host}  {', '.join(words)}", tone)
+        told.append(f"{words.span(state.eta_s)} to go")
+    yield Line(f"{snapshot.host}  {', '.join(told)}", tone)
     yield from _wrapped(", ".join(_serving(snapshot)), "  ", "dim")
 
 
@@ -191,7 +191,7 @@ def _serving(snapshot: Snapshot) -> Iterator[str]:
         yield f"{unit.id} {unit.load_state}"
     else:
         since = unit.active_since if unit.active_state == "active" else unit.changed_at
-        age = "" if since is None else f" for {span(snapshot.wall - since)}"
+        age = "" if since is None else f" for {words.span(snapshot.wall - since)}"
         yield f"{unit.id} {unit.active_state} ({unit.sub_state}){age}"
     if snapshot.profile is not None:
         yield f"profile {snapshot.profile.name}"
@@ -216,7 +216,7 @@ def _cards(snapshot: Snapshot) -> Iterator[Line]:
         yield Line(_card_row(card), "bad" if grave else "dim" if card.stale_s is not None else "plain")
         marks = list(card.problems)
         if card.stale_s is not None and not grave:
-            marks.append(f"as of {span(card.stale_s)} ago")
+            marks.append(f"as of {words.span(card.stale_s)} ago")
         if marks:
             yield from _wrapped("; ".join(marks), "    ", "bad" if grave else "warn")
 
@@ -256,7 +256,7 @@ def _numbers(snapshot: Snapshot) -> Iterator[Line]:
     )
     age = _stale_s(snapshot)
     if age is not None:
-        yield Line(f"as of {span(age)} ago", "warn")
+        yield Line(f"as of {words.span(age)} ago", "warn")
 
 
 def _late(snapshot: Snapshot) -> Iterator[Line]:
@@ -265,7 +265,7 @@ def _late(snapshot: Snapshot) -> Iterator[Line]:
     if late:
         yield Line("")
     for word in late:
-        age = "no value" if word.age_s is None else f"{span(word.age_s)} old"
+        age = "no value" if word.age_s is None else f"{words.span(word.age_s)} old"
         error = "" if word.error is None else f": {word.error}"
         yield from _wrapped(f"{word.name} {age}{error}", "! ", "warn")
 
@@ -313,23 +313,8 @@ def finding_lines(findings: tuple[Finding, ...]) -> tuple[Line, ...]:
     return (*lines, Line(""), Line(told, _MARKS[overall(findings)][1]))
 
 
-def span(seconds: float) -> str:
-    """A duration in two units at most: ``48s``, ``9m45``, ``3h12``, ``12d4h``."""
-    whole = int(max(0.0, seconds))
-    if whole < 60:
-        return f"{whole}s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02}"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours}h{minutes:02}"
-    days, hours = divmod(hours, 24)
-    return f"{days}d{hours}h"
-
-
 def _gib(size: int | None) -> str:
-    return _UNKNOWN if size is None else f"{size / _GIB:.1f}"
+    return _UNKNOWN if size is None else words.gib(size)
 
 
 def _with_unit(value: float | None, unit: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
+from console.model import words
 from console.model.card import CardView
 from console.model.snapshot import Snapshot
-from console.ui import words
 from console.ui.glyphs import Glyphs
 from console.ui.panel import Panel
 from console.ui.rows import Row, Span, bar, clip, fit, width_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from console.model import words
 from console.model.snapshot import Snapshot
-from console.ui import words
 from console.ui.panel import Panel
 from console.ui.plot import bucketed, ceiling, plot, window_for
 from console.ui.rows import Row, Span, fit, heading

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+from console.model import words
 from console.model.snapshot import Snapshot
 from console.model.state import HEALTHY, StateName
-from console.ui import words
 from console.ui.glyphs import Glyphs
 from console.ui.panel import Panel
 from console.ui.rows import Row, Span, clip, fit, width_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import ClassVar, NamedTuple
 
+from console.model import words
 from console.model.engine import EngineRates, Quantiles
 from console.model.log import PHASES, PhaseTime
 from console.model.snapshot import Snapshot
 from console.model.state import HEALTHY
-from console.ui import words
 from console.ui.glyphs import Glyphs
 from console.ui.layout import USUAL
 from console.ui.log import without_stamp

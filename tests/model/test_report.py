@@ -17,7 +17,6 @@ from console.model.report import (
     finding_lines,
     findings_document,
     healthy,
-    span,
     status_document,
     status_lines,
 )
@@ -25,6 +24,7 @@ from console.model.site import Site
 from console.model.snapshot import Snapshot, SourceWord
 from console.model.state import ServiceState
 from console.model.unit import UnitStatus
+from console.model.words import span
 
 NOW = 1000.0
 CT = Owner("ct", 129)

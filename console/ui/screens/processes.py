@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from console.model import words
 from console.model.card import Holder
 from console.model.snapshot import Snapshot
-from console.ui import words
 from console.ui.rows import Row, Span, clip, fit, heading, width_of
 from console.ui.screens.page import Scrolled
 

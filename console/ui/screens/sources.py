@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from console.model import words
 from console.model.snapshot import Snapshot
-from console.ui import words
 from console.ui.rows import Row, Span, clip, heading
 from console.ui.screens.page import Scrolled
 
