@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from textual import events
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.filter import LineFilter
+from textual.geometry import Size
 from textual.screen import Screen
 
 from console.model.actions import Action, allowed, key_clashes, with_keys
@@ -171,10 +173,23 @@ class Console(App[int]):
             self._leave_now()
             return
         snapshot = self._watch_site.snapshot()
+        self._mend_size()
         with self.batch_update():
             # The palette and the help let what is below them show through.
             seen = (screen for screen in reversed(self.screen_stack) if isinstance(screen, Dashboard | Page))
             next(seen, self._dashboard).draw(snapshot)
+
+    def _mend_size(self) -> None:
+        """Notice a change of the terminal's size that was not told.
+
+        Of several changes in quick succession the last can get lost on its way to the
+        screen, which would then stay in a corner of the terminal until the next.
+        """
+        real = None if self._terminal is None else terminal.size(self._terminal)
+        for screen in self.screen_stack[-1:]:  # none while the app ends
+            if real is not None and screen.size != real:
+                size = Size(*real)
+                self.post_message(events.Resize(size, size))
 
     def on_resize(self) -> None:
         self._dashboard.share(self._watch_site.snapshot())

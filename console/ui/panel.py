@@ -16,7 +16,7 @@ from textual.widget import Widget
 from console.model.snapshot import Snapshot
 from console.model.text import clean
 from console.ui.glyphs import UNICODE, Glyphs
-from console.ui.rows import Row, Span, fit
+from console.ui.rows import Row, Span, fit, width_of
 
 #: Cells that did not change, but cost less to repaint than to jump over.
 _JUMP = 6
@@ -136,12 +136,24 @@ def _safe(text: str) -> str:
 
 def differences(old: Row, new: Row, width: int) -> list[tuple[int, int]]:
     """Half-open runs of cells in which two rows of ``width`` cells differ, near ones joined."""
-    before, after = _cells(old), _cells(new)
-    if len(before) != width or len(after) != width:
+    # Most of a row stays: what is the same at both ends is not looked at cell by cell.
+    head = 0
+    for one, other in zip(old, new, strict=False):
+        if one != other:
+            break
+        head += 1
+    tail = 0
+    for one, other in zip(reversed(old[head:]), reversed(new[head:]), strict=False):
+        if one != other:
+            break
+        tail += 1
+    left, right = width_of(old[:head]), width_of(old[len(old) - tail :])
+    before, after = _cells(old[head : len(old) - tail]), _cells(new[head : len(new) - tail])
+    if len(before) != width - left - right or len(after) != len(before):
         return [(0, width)]  # wide characters: cells and characters do not line up
     found: list[tuple[int, int]] = []
-    for x in range(width):
-        if before[x] == after[x]:
+    for x, (was, now) in enumerate(zip(before, after, strict=True), left):
+        if was == now:
             continue
         if found and x - found[-1][1] <= _JUMP:
             found[-1] = (found[-1][0], x + 1)

@@ -68,6 +68,15 @@ def watched_descriptor() -> int | None:
     return descriptor if os.isatty(descriptor) else None
 
 
+def size(descriptor: int) -> tuple[int, int] | None:
+    """Columns and rows as the kernel has them now; None for a terminal without a size."""
+    try:
+        columns, rows = os.get_terminal_size(descriptor)
+    except OSError:
+        return None
+    return (columns, rows) if columns > 0 and rows > 0 else None
+
+
 def leave_on_hangup(leave: Callable[[], None]) -> None:
     """Call ``leave`` on SIGHUP and SIGTERM, also when the parent had SIGHUP ignored."""
     for number in (signal.SIGHUP, signal.SIGTERM):

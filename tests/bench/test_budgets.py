@@ -1,4 +1,4 @@
-"""The budgets of the screen and of one look. Machines are noisy: half as much again is a failure."""
+"""The budgets of the screen and of one look: the table tells the truth, only what no noise explains fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.bench.compare import Row, compare, table
 pytestmark = pytest.mark.bench
 
 #: Share of a budget that fails the test; ``table`` tells of everything above 1.0.
-ALLOWED = 1.5
+ALLOWED = 2.5
 
 WINDOW_S, ROUNDS = 20.0, 2
 

@@ -386,7 +386,7 @@ async def test_flush_is_refused_while_requests_run(open_box: OpenBox) -> None:
 
 
 async def test_refused_then_503_then_200(open_box: OpenBox) -> None:
-    async with open_box(speed=1500.0) as lab:
+    async with open_box(speed=400.0) as lab:
         await lab.inside("systemctl", "stop", "sglang.service")
         await lab.inside("systemctl", "start", "sglang.service")
         seen: list[int | str] = []
