@@ -66,9 +66,13 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def resize(self, columns: int, rows: int) -> None:
-        """As a window manager does it; the program gets SIGWINCH."""
+        """As a window manager does it; the program gets SIGWINCH.
+
+        What stood on the screen is wiped: terminals differ in what they keep, so all must be drawn anew.
+        """
         with self._lock:
             self._screen.resize(rows, columns)
+            self._screen.erase_in_display(2)
         _set_size(self._master, columns, rows)
 
     def drop(self) -> None:

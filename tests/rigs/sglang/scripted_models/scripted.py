@@ -13,6 +13,7 @@ Directives, in the last user message of a chat:
 
 Environment: SCRIPTED_FILE (scripts.json), SCRIPTED_STEP_MS (per decode step),
 SCRIPTED_PREFILL_MS_PER_KTOK, SCRIPTED_LOAD_S (how long the weights take),
+SCRIPTED_WARM_UP_S (how much longer the very first step takes),
 SCRIPTED_DRAFT_ERR (0..1, share of the draft model's tokens that are wrong).
 """
 
@@ -42,6 +43,7 @@ _THOUGHT = re.compile(r"^<think>.*?</think>\s*", re.S)
 STEP_S = float(os.environ.get("SCRIPTED_STEP_MS", "0")) / 1e3
 PREFILL_S_PER_TOKEN = float(os.environ.get("SCRIPTED_PREFILL_MS_PER_KTOK", "0")) / 1e6
 LOAD_S = float(os.environ.get("SCRIPTED_LOAD_S", "0"))
+WARM_UP_S = float(os.environ.get("SCRIPTED_WARM_UP_S", "0"))
 DRAFT_ERROR = float(os.environ.get("SCRIPTED_DRAFT_ERR", "0.3"))
 
 
@@ -160,6 +162,7 @@ class ScriptedForCausalLM(nn.Module):
     def forward(self, input_ids, positions, forward_batch, input_embeds=None, **_):
         if self.store is None:
             self._prepare()
+            time.sleep(WARM_UP_S)
         slots = forward_batch.out_cache_loc
         if slots is not None and slots.numel() == input_ids.shape[0]:
             self.store[slots.long()] = input_ids.long()
