@@ -123,7 +123,7 @@ def card_problems(
     if card.link.narrowed:
         marks.append(f"link x{card.link.width} of x{card.link.best_width}")
     if xids and not own:
-        marks.append(f"application fault: Xid {xids[-1]}")
+        marks.append(f"program Xid {xids[-1]}")
     return tuple(marks)
 
 

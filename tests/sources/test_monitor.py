@@ -271,7 +271,7 @@ def test_the_fault_of_a_program_is_marked_on_the_card_and_does_not_degrade_the_n
         watched.fresh("nvml", 1.0, msgspec.structs.replace(sample(1000.0), xids=faults))
     )
     shown = watched.shown()
-    assert (shown.cards[0].problems, shown.state.name) == (("application fault: Xid 45",), "ready")
+    assert (shown.cards[0].problems, shown.state.name) == (("program Xid 45",), "ready")
     worse = (Xid(CARD, 79, 950.0), *faults)
     watched.monitor.take_nvml(watched.fresh("nvml", 1.0, msgspec.structs.replace(sample(1000.0), xids=worse)))
     shown = watched.shown()
