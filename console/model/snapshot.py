@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
-from console.model.card import Address, CardTelemetry, CardView, Holder, NvmlSample, Owner, PciCard, owner_of
+from console.model.card import (
+    VENDOR_NVIDIA,
+    Address,
+    CardTelemetry,
+    CardView,
+    Holder,
+    NvmlSample,
+    Owner,
+    PciCard,
+    PciFunction,
+    PciLink,
+    owner_of,
+)
 from console.model.engine import EngineIdentity, EngineRates, Probe
 from console.model.log import LoadProgress, LogLine
 from console.model.profile import Profile
@@ -88,8 +100,6 @@ def view_cards(
 
 
 def _card_from_nvml(card: CardTelemetry) -> PciCard:
-    from console.model.card import VENDOR_NVIDIA, PciFunction, PciLink
-
     function = PciFunction(card.address, VENDOR_NVIDIA, 0, 0x030000, "nvidia", None, None)
     return PciCard(card.address, (function,), None, PciLink(None, None, None, None), None, uuid=card.uuid)
 
