@@ -497,10 +497,13 @@ def test_hostile_files_are_refused_at_once(tmp_path: Path, content: bytes, probl
     path = tmp_path / "f.yaml"
     path.write_bytes(content)
     said(parse_site, "schema: 2\n")  # loads pyyaml, which is not what is timed
-    began = time.process_time()  # the work itself, whatever else the machine does
-    with pytest.raises(FileError) as caught:
-        load_site(path)
-    assert time.process_time() - began < 0.2
+    spent = []
+    for _ in range(3):  # the least of them: this process has a large heap, whose collection is not the work
+        began = time.process_time()
+        with pytest.raises(FileError) as caught:
+            load_site(path)
+        spent.append(time.process_time() - began)
+    assert min(spent) < 0.2
     told = [text for text in str(caught.value).split("\n") if text.startswith(f"{path}:{problem}")]
     assert len(told) == 1
 
