@@ -400,7 +400,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     stub.run = show  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "console.ui.app", stub)
-    monkeypatch.setattr("console.cli._need_terminal", lambda: None)
+    monkeypatch.setattr("console.cli.need_terminal", lambda: None)
     return calls
 
 
