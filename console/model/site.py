@@ -45,6 +45,12 @@ class Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_key_file: str | None = None
 
 
+class SwitchTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one profile is switched to. Without ``confirm`` its key alone does it."""
+
+    confirm: bool = True
+
+
 class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The embedded box that stands in for this host, and where it listens.
 
@@ -65,6 +71,8 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vm: Vm | None = None
     service: Service = Service()
     profiles: str | None = None
+    state: str | None = None
+    switch: dict[str, SwitchTo] = msgspec.field(default_factory=dict)
     read_only: bool = False
     theme: str | None = None
     keys: dict[str, str] = msgspec.field(default_factory=dict)

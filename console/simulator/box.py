@@ -357,12 +357,12 @@ class Box:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, one command. The client's hanging up ends it."""
         try:
-            argv = _argv(await reader.readline())
-            if argv is None:
+            asked = _asked(await reader.readline())
+            if asked is None:
                 writer.write(_frame(err='the box wants one line such as {"argv": ["hostname"]}\n'))
                 writer.write(_frame(exit=2))
                 return
-            work = asyncio.create_task(self._answer(argv, writer))
+            work = asyncio.create_task(self._answer(*asked, writer))
             hang_up = asyncio.create_task(reader.read())
             try:
                 await asyncio.wait({work, hang_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -375,9 +375,9 @@ class Box:
         finally:
             writer.close()
 
-    async def _answer(self, argv: list[str], writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, argv: list[str], stdin: str, writer: asyncio.StreamWriter) -> None:
         try:
-            status = await commands.run(self._host, argv, _Speaker(writer))
+            status = await commands.run(self._host, argv, _Speaker(writer, stdin))
         except ConnectionError:
             return  # nobody listens any more
         except Exception as defect:  # noqa: BLE001  a defect in one command is told to its caller
@@ -388,10 +388,11 @@ class Box:
 
 
 class _Speaker:
-    """A command's output as frames of the protocol."""
+    """A command's output as frames of the protocol, and what it reads."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, stdin: str) -> None:
         self._writer = writer
+        self.stdin = stdin
 
     async def out(self, text: str) -> None:
         if text:
@@ -408,14 +409,22 @@ def _frame(**parts: object) -> bytes:
     return msgspec.json.encode(parts) + b"\n"
 
 
-def _argv(line: bytes) -> list[str] | None:
+def _asked(line: bytes) -> tuple[list[str], str] | None:
+    """The command and what it reads; None when the line is no such thing."""
     try:
         asked = msgspec.json.decode(line)
     except msgspec.DecodeError:
         return None
-    argv = asked.get("argv") if isinstance(asked, dict) else None
-    if isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv):
-        return argv
+    if not isinstance(asked, dict):
+        return None
+    argv, stdin = asked.get("argv"), asked.get("stdin") or ""
+    if (
+        isinstance(argv, list)
+        and argv
+        and all(isinstance(word, str) for word in argv)
+        and isinstance(stdin, str)
+    ):
+        return argv, stdin
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from console.simulator import file_programs
 from console.simulator.journal import Entry, Journal
 from console.simulator.machine import CONTAINER, HOSTNAME, KERNEL, VM
 from console.simulator.nvml import NvmlStream
@@ -22,7 +23,9 @@ NOT_FOUND = 127
 
 
 class Output(Protocol):
-    """Where a command speaks."""
+    """Where a command speaks, and what it reads."""
+
+    stdin: str
 
     async def out(self, text: str) -> None: ...
 
@@ -68,6 +71,12 @@ async def _run(box: Host, machine: Machine, argv: Sequence[str], output: Output)
     if not words:
         return 0
     name = words[0].rpartition("/")[2]
+    filed = file_programs.answer(name, words[1:], machine.files, output.stdin)
+    if filed is not None:
+        status, out, err = filed
+        await output.out(out)
+        await output.err(err)
+        return status
     program = _PROGRAMS.get(name)
     if program is None or (machine is box.container and name in _HOST_ONLY):
         await output.err(f"{words[0]}: command not found\n")
@@ -103,6 +112,8 @@ async def _systemctl(box: Host, machine: Machine, words: Sequence[str], output: 
             return 0
         case "is-active" | "is-failed" | "is-enabled":
             return await _is(machine, verb, names, output)
+        case "enable" | "disable":
+            return await _enable(machine, verb, names, output)
         case "cat":
             return await _cat_unit(machine, names, output)
     await output.err(f"Unknown command verb '{verb}'.\n")
@@ -175,6 +186,16 @@ async def _is(machine: Machine, verb: str, names: Sequence[str], output: Output)
             good = good or word == ("active" if verb == "is-active" else "failed")
         await output.out(f"{word}\n")
     return 0 if good else {"is-active": 3, "is-failed": 1}.get(verb, 1)
+
+
+async def _enable(machine: Machine, verb: str, names: Sequence[str], output: Output) -> int:
+    for name in names:
+        unit = machine.manager.get(name)
+        if unit is None:
+            await output.err(f"Failed to {verb} unit: Unit file {_full(name)} does not exist.\n")
+            return 1
+        unit.properties["UnitFileState"] = f"{verb}d"
+    return 0
 
 
 async def _cat_unit(machine: Machine, names: Sequence[str], output: Output) -> int:
@@ -404,18 +425,6 @@ async def _uname(box: Host, machine: Machine, words: Sequence[str], output: Outp
     return 0
 
 
-async def _cat(box: Host, machine: Machine, words: Sequence[str], output: Output) -> int:
-    status = 0
-    for word in words:
-        path = (machine.files / word.lstrip("/")).resolve()
-        if path.is_relative_to(machine.files.resolve()) and path.is_file():
-            await output.out(path.read_text(encoding="utf-8", errors="replace"))
-        else:
-            await output.err(f"cat: {word}: No such file or directory\n")
-            status = 1
-    return status
-
-
 async def _kill(box: Host, machine: Machine, words: Sequence[str], output: Output) -> int:
     status = 0
     for word in words:
@@ -442,7 +451,6 @@ _PROGRAMS: dict[str, Program] = {
     "qm": _qm,
     "hostname": _hostname,
     "uname": _uname,
-    "cat": _cat,
     "kill": _kill,
     "true": _true,
     "date": _date,

@@ -1,7 +1,8 @@
 """Commands on the simulated box: one JSON line asks, JSON lines answer, over its socket.
 
-The client sends ``{"argv": [...]}``; the box answers ``{"out": text}`` and
-``{"err": text}`` as the command speaks and ``{"exit": code}`` when it ends.
+The client sends ``{"argv": [...]}``, with ``"stdin": text`` when the command reads any; the
+box answers ``{"out": text}`` and ``{"err": text}`` as the command speaks and ``{"exit": code}``
+when it ends.
 A client that hangs up ends the command.
 """
 
@@ -29,10 +30,11 @@ _SOCKET_PATH_LIMIT = 108
 _CONNECT_DEADLINE = 5.0
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """What the client sends: the command."""
+class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the client sends: the command, and what it reads."""
 
     argv: tuple[str, ...]
+    stdin: str | None = None
 
 
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,13 +53,13 @@ class BoxRunner:
         self.root = directory / ROOT_NAME
         self._socket = directory / SOCKET_NAME
 
-    async def run(self, argv: Sequence[str], *, deadline: float) -> Result:
+    async def run(self, argv: Sequence[str], *, deadline: float, stdin: bytes = b"") -> Result:
         command = tuple(argv)
         out, err = bytearray(), bytearray()
         returncode: int | None = None
         error: str | None = None
         try:
-            async with asyncio.timeout(deadline), _session(self._socket, command) as frames:
+            async with asyncio.timeout(deadline), _session(self._socket, command, stdin) as frames:
                 async for frame in frames:
                     out += _bytes(frame.out)[: OUTPUT_LIMIT - len(out)]
                     err += _bytes(frame.err)[: OUTPUT_LIMIT - len(err)]
@@ -112,11 +114,13 @@ class _BoxStream:
 
 
 @contextlib.asynccontextmanager
-async def _session(socket: Path, command: tuple[str, ...]) -> AsyncIterator[AsyncIterator[Frame]]:
+async def _session(
+    socket: Path, command: tuple[str, ...], stdin: bytes = b""
+) -> AsyncIterator[AsyncIterator[Frame]]:
     """One command on the box: its frames, the last one with ``exit``. BoxError when there is none."""
     reader, writer = await _connect(socket)
     try:
-        writer.write(msgspec.json.encode(Ask(command)) + b"\n")
+        writer.write(msgspec.json.encode(Ask(command, stdin.decode("utf-8") if stdin else None)) + b"\n")
         yield _frames(reader)
     finally:
         writer.close()

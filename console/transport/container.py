@@ -22,8 +22,8 @@ class ContainerRunner:
         self.name = name
         self.root = host.root
 
-    async def run(self, argv: Sequence[str], *, deadline: float) -> Result:
-        return await self._host.run((*self._prefix, *argv), deadline=deadline)
+    async def run(self, argv: Sequence[str], *, deadline: float, stdin: bytes = b"") -> Result:
+        return await self._host.run((*self._prefix, *argv), deadline=deadline, stdin=stdin)
 
     def stream(self, argv: Sequence[str]) -> AbstractAsyncContextManager[Stream]:
         return self._host.stream((*self._prefix, *argv))

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -38,10 +38,11 @@ class LocalRunner:
         self.root = root
         self.name = name
 
-    async def run(self, argv: Sequence[str], *, deadline: float) -> Result:
+    async def run(self, argv: Sequence[str], *, deadline: float, stdin: bytes = b"") -> Result:
         command = tuple(argv)
         try:
-            transport, capture = await _spawn(command, _Capture)
+            with _readable(stdin) as descriptor:
+                transport, capture = await _spawn(command, _Capture, descriptor)
         except (OSError, ValueError) as problem:
             return Result(command, None, b"", b"", _spawn_error(problem))
         error: str | None = "ended by the console"
@@ -199,14 +200,33 @@ class _Lines(_Child):
 ChildT = TypeVar("ChildT", bound=_Child)
 
 
+@contextlib.contextmanager
+def _readable(content: bytes) -> Iterator[int]:
+    """A descriptor that a command can read ``content`` from.
+
+    A file in memory: a command that reads nothing, or ends early, blocks nobody.
+    """
+    if not content:
+        yield asyncio.subprocess.DEVNULL
+        return
+    descriptor = os.memfd_create("stdin")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 async def _spawn(
-    command: tuple[str, ...], protocol: type[ChildT]
+    command: tuple[str, ...], protocol: type[ChildT], stdin: int = asyncio.subprocess.DEVNULL
 ) -> tuple[asyncio.SubprocessTransport, ChildT]:
     """Start it in a session of its own, so that it and its children can be signalled as one group."""
     transport, child = await asyncio.get_running_loop().subprocess_exec(
         protocol,
         *command,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=_environment(),

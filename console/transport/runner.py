@@ -64,8 +64,11 @@ class Runner(Protocol):
     #: Where that machine's /proc and /sys are seen from here: "/" on this host.
     root: Path
 
-    async def run(self, argv: Sequence[str], *, deadline: float) -> Result:
-        """Run to the end, or kill it (with its children) after ``deadline`` seconds."""
+    async def run(self, argv: Sequence[str], *, deadline: float, stdin: bytes = b"") -> Result:
+        """Run to the end, or kill it (with its children) after ``deadline`` seconds.
+
+        It reads ``stdin`` to its end, which comes at once when there is none.
+        """
 
     def stream(self, argv: Sequence[str]) -> AbstractAsyncContextManager[Stream]:
         """Run for as long as the context is open; killed with its children on leaving."""

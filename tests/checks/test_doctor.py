@@ -63,7 +63,7 @@ class Host:
             {"kind": "cards", "at": 1.0, "cards": [{"address": "0000:41:00.0"}]},
         )
 
-    async def run(self, argv: Sequence[str], *, deadline: float) -> Result:
+    async def run(self, argv: Sequence[str], *, deadline: float, stdin: bytes = b"") -> Result:
         answer = self.answers.get(argv[0], Result(tuple(argv), None, b"", b"", "not found"))
         if answer is None:  # blocked in the kernel: no deadline of ours ends it
             await asyncio.Event().wait()

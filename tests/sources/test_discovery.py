@@ -27,7 +27,7 @@ class Host:
         self.asked: list[tuple[str, ...]] = []
         self._answers = answers or {}
 
-    async def run(self, argv: Sequence[str], *, deadline: float) -> Result:
+    async def run(self, argv: Sequence[str], *, deadline: float, stdin: bytes = b"") -> Result:
         self.asked.append(tuple(argv))
         line = " ".join(argv)
         for words, answer in self._answers.items():

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.model.profile import Profile, argv_of
-from console.model.site import Container, Service, Simulated, Site, Vm
+from console.model.site import Container, Service, Simulated, Site, SwitchTo, Vm
 from console.sources.files import (
     FileError,
     find_site,
@@ -163,7 +163,9 @@ NO_SECRETS = (
     " service with EnvironmentFile= in its unit, to this console with service.api_key_file"
 )
 GUEST = "expected a whole number from 100 to 999999999"
-SITE_KEYS = "schema, host, gpus, container, vm, service, profiles, read_only, theme, keys, simulated"
+SITE_KEYS = (
+    "schema, host, gpus, container, vm, service, profiles, state, switch, read_only, theme, keys, simulated"
+)
 
 BAD_YAML: list[tuple[str | bytes, str]] = [
     ("", "1:1: expected keys and values, found an empty file"),
@@ -640,6 +642,8 @@ def sites(draw: st.DrawFn) -> Site:
         read_only=draw(st.booleans()),
         theme=draw(st.none() | IDS),
         keys={action: f"f{number}" for number, action in enumerate(key_names)},
+        state=draw(st.none() | PATHS),
+        switch=draw(st.dictionaries(IDS, st.builds(SwitchTo, st.booleans()), max_size=2)),
         simulated=draw(st.none() | st.builds(Simulated, PATHS, st.sampled_from(["simulated", "library"]))),
     )
 
@@ -654,6 +658,14 @@ def test_examples_in_a_written_site_are_right_once_uncommented() -> None:
     site = parse_site(text, "site.yaml")
     assert (site.host, site.vm, site.profiles) == ("pve1", Vm(100), "/etc/gpuops/profiles")
     assert (site.theme, site.keys) == ("textual-dark", {"restart": "ctrl+r"})
+    assert (site.state, site.switch) == ("/var/lib/gpuops", {"kimi-k2.5-int4": SwitchTo(confirm=False)})
+
+
+def test_a_profile_is_confirmed_unless_the_site_says_otherwise() -> None:
+    text = "schema: 1\nswitch:\n  fast: {confirm: false}\n  slow: {confirm: true}\n  usual: {}\n"
+    assert [how.confirm for how in parse_site(text, "site.yaml").switch.values()] == [False, True, True]
+    with pytest.raises(FileError, match=r"3:19: switch\.fast\.confirm: expected true or false"):
+        parse_site("schema: 1\nswitch:\n  fast: {confirm: no}\n", "site.yaml")
 
 
 ENV_NAMES = st.from_regex(r"X_[A-Z0-9_]{0,8}", fullmatch=True)

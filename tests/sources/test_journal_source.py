@@ -60,7 +60,7 @@ class Script:
         self.commands: list[tuple[str, ...]] = []
         self.running = 0
 
-    async def run(self, argv: Sequence[str], *, deadline: float) -> Result:
+    async def run(self, argv: Sequence[str], *, deadline: float, stdin: bytes = b"") -> Result:
         raise AssertionError("the journal is only followed")
 
     @contextlib.asynccontextmanager

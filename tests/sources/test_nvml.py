@@ -92,7 +92,7 @@ class ScriptedRunner:
         self.started = 0
         self.running = 0
 
-    async def run(self, argv: Sequence[str], *, deadline: float) -> Result:
+    async def run(self, argv: Sequence[str], *, deadline: float, stdin: bytes = b"") -> Result:
         raise AssertionError("the NVML process is streamed")
 
     @contextlib.asynccontextmanager

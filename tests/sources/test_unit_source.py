@@ -92,7 +92,7 @@ class Canned:
         self.answers = list(answers)
         self.asked: list[tuple[str, ...]] = []
 
-    async def run(self, argv: Sequence[str], *, deadline: float) -> Result:
+    async def run(self, argv: Sequence[str], *, deadline: float, stdin: bytes = b"") -> Result:
         self.asked.append(tuple(argv))
         code, out, err = self.answers.pop(0)
         return Result(tuple(argv), code, out.encode(), err.encode())

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from console.model import site as rules
-from console.model.site import SITE_SCHEMA, Container, Service, Simulated, Site, Vm
+from console.model.profile import name_rule
+from console.model.site import SITE_SCHEMA, Container, Service, Simulated, Site, SwitchTo, Vm
 from console.sources.files.content import read_bytes
 from console.sources.files.document import read_document
 from console.sources.files.nodes import Node, Scalar, Sequence
@@ -61,6 +62,8 @@ def parse_site(content: str | bytes, path: Path | str, actions: Collection[str] 
         vm=vm,
         service=_service(root),
         profiles=root.optional_text("profiles", rules.path_rule),
+        state=root.optional_text("state", rules.path_rule),
+        switch=_switch(root),
         read_only=root.flag("read_only") or False,
         theme=root.optional_text("theme", rules.theme_rule),
         keys=_keys(root, actions),
@@ -160,6 +163,19 @@ def _keys(root: Table, actions: Collection[str]) -> dict[str, str]:
             if taken.setdefault(key, action) != action:
                 table.tell(action, node, f"{key} is the key of {taken[key]} already; choose another")
         return keys
+
+    return table.gather(read)
+
+
+def _switch(root: Table) -> dict[str, SwitchTo]:
+    table = root.table("switch")
+    if table is None:
+        return {}
+    table.check_keys(name_rule)
+
+    def read(table: Table, profile: str, node: Node) -> SwitchTo | None:
+        options = table.table(profile, *SwitchTo.__struct_fields__)
+        return None if options is None else SwitchTo(confirm=options.flag("confirm") is not False)
 
     return table.gather(read)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from console.model.site import Container, Site
+from console.model.site import Container, Site, SwitchTo
 
 #: Text that YAML takes as written wherever it stands.
 _SAFE = re.compile(r"[A-Za-z/][A-Za-z0-9/._-]*")
@@ -38,6 +38,12 @@ def site_template(found: Site) -> str:
         "",
         "# A directory of your own profiles, beside the shipped ones.",
         _line("profiles", found.profiles, example="/etc/gpuops/profiles"),
+        "",
+        "# Where jobs, their audit trail and load times are kept.",
+        _line("state", found.state, example="/var/lib/gpuops"),
+        "",
+        "# A profile whose key switches at once, without a y.",
+        *_switch(found.switch),
         "",
         "# true: nothing that changes anything has a key. --read-only does the same for one session.",
         f"read_only: {'true' if found.read_only else 'false'}",
@@ -72,6 +78,13 @@ def _keys(keys: dict[str, str]) -> list[str]:
     if not keys:
         return ["# keys:", "#   restart: ctrl+r"]
     return ["keys:", *(f"  {_scalar(action)}: {_scalar(key)}" for action, key in keys.items())]
+
+
+def _switch(switch: dict[str, SwitchTo]) -> list[str]:
+    if not switch:
+        return ["# switch:", "#   kimi-k2.5-int4: {confirm: false}"]
+    flags = ((profile, "true" if how.confirm else "false") for profile, how in switch.items())
+    return ["switch:", *(f"  {_scalar(profile)}: {{confirm: {flag}}}" for profile, flag in flags)]
 
 
 def _simulated(found: Site) -> list[str]:

@@ -1,0 +1,1 @@
+"""What changes the host: plans of steps, and the durable job that carries one out."""
