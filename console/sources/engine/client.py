@@ -63,10 +63,12 @@ class EngineClient:
         url: str,
         api_key_file: Path | None = None,
         *,
+        api_key: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._url = url.rstrip("/")
         self._api_key_file = api_key_file
+        self._api_key = api_key
         self._clock = clock
         self._http: httpx.AsyncClient | None = None
         self._refused = False
@@ -90,7 +92,7 @@ class EngineClient:
         except TimeoutError:
             error, detail = "timeout", f"no answer within {deadline:g} s"
         except (http.HTTPError, http.InvalidURL, OSError, ValueError, ExceptionGroup) as problem:
-            error, detail = _explain(problem, http)
+            error, detail = explain(problem, http)
         ended = self._clock()
         self._observe(error)
         probe = Probe(path, status, error, ended - began, detail)
@@ -146,7 +148,7 @@ class EngineClient:
         """What a status of 401 or 403 asks of the operator."""
         if status not in (401, 403):
             return None
-        if self._api_key_file is None:
+        if self._api_key_file is None and self._api_key is None:
             return "unauthorised: the service wants an API key (service.api_key_file)"
         warning = self._read_key()[1]
         return "unauthorised: " + (
@@ -171,24 +173,9 @@ class EngineClient:
 
     def _read_key(self) -> tuple[str | None, str | None]:
         """The key, and what is wrong with its file."""
-        path = self._api_key_file
-        if path is None:
-            return None, None
-        try:
-            mode = path.stat().st_mode
-            if not stat.S_ISREG(mode):  # a FIFO would block the open
-                return None, f"API key file {path}: not a regular file"
-            with path.open("rb") as file:
-                raw = file.read(_KEY_LIMIT + 1)
-        except OSError as problem:
-            return None, f"API key file {path}: {problem.strerror}"
-        key = raw.strip()
-        if not key:
-            return None, f"API key file {path}: empty"
-        if len(raw) > _KEY_LIMIT or not all(0x21 <= byte <= 0x7E for byte in key):
-            return None, f"API key file {path}: not one line of printable characters"
-        open_to_all = "readable by everyone on this host; chmod 600 it" if mode & stat.S_IROTH else None
-        return key.decode("ascii"), open_to_all and f"API key file {path}: {open_to_all}"
+        if self._api_key_file is None:
+            return self._api_key, None
+        return read_api_key(self._api_key_file)
 
     def _observe(self, error: str | None) -> None:
         """Notice that the engine answers again after its port was closed."""
@@ -197,6 +184,25 @@ class EngineClient:
         elif error is None and self._refused:
             self._refused = False
             self.note_restart()
+
+
+def read_api_key(path: Path) -> tuple[str | None, str | None]:
+    """The key in a file, and what is wrong with the file in words; the key is in neither the words nor a log."""
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # a FIFO would block the open
+            return None, f"API key file {path}: not a regular file"
+        with path.open("rb") as file:
+            raw = file.read(_KEY_LIMIT + 1)
+    except OSError as problem:
+        return None, f"API key file {path}: {problem.strerror}"
+    key = raw.strip()
+    if not key:
+        return None, f"API key file {path}: empty"
+    if len(raw) > _KEY_LIMIT or not all(0x21 <= byte <= 0x7E for byte in key):
+        return None, f"API key file {path}: not one line of printable characters"
+    open_to_all = "readable by everyone on this host; chmod 600 it" if mode & stat.S_IROTH else None
+    return key.decode("ascii"), open_to_all and f"API key file {path}: {open_to_all}"
 
 
 def import_httpx() -> ModuleType:
@@ -211,7 +217,7 @@ def import_httpx() -> ModuleType:
     return httpx
 
 
-def _explain(problem: Exception, http: ModuleType) -> tuple[str, str]:
+def explain(problem: Exception, http: ModuleType) -> tuple[str, str]:
     """The error of a Probe and its detail, for anything httpx or the network raised."""
     causes = list(_causes(problem))
     text = clean(str(problem))[:200]
