@@ -42,9 +42,8 @@ def _holder(
     status = _read(folder / "status")
     if status is None:
         return None
-    path = _cgroup_path(_read(folder / "cgroup") or "")
-    inside = _CONTAINER.search(path)
-    owner = int(inside[1]) if inside else None
+    path = cgroup_path(_read(folder / "cgroup") or "")
+    owner = container_of(path)
     # The innermost unit is the one that was started; outer ones are the container's own.
     units = _UNIT.findall(path)
     name = _unescape(units[-1]) if units else None
@@ -59,7 +58,13 @@ def _holder(
     )
 
 
-def _cgroup_path(text: str) -> str:
+def container_of(path: str) -> int | None:
+    """The Proxmox container that a cgroup belongs to; None: the host itself."""
+    inside = _CONTAINER.search(path)
+    return int(inside[1]) if inside else None
+
+
+def cgroup_path(text: str) -> str:
     """The unified path, or on a v1 hierarchy that of systemd's own controller."""
     found = ""
     for line in text.splitlines():

@@ -1,0 +1,168 @@
+"""The audit: does production run with what won the benchmark, and what does it add?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from console.checks.audit_findings import examine
+from console.model.configuration import Effective, Item, compare
+from console.model.finding import Finding, Verdict, overall
+from console.model.profile import Profile
+from console.model.site import Site
+from console.sources.connect import Sources, connect
+from console.sources.effective import read_effective
+from console.sources.engine.identity import read_identity
+from console.sources.monitor import profile_of
+
+AUDIT_SCHEMA = 1
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """One audit. ``answer`` says it in a sentence; ``profile`` is the name compared with, if there is one."""
+
+    answer: str
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    items: tuple[Item, ...] = ()
+    profile: str | None = None
+
+
+async def audit(
+    site: Site,
+    profiles: tuple[Profile, ...],
+    profile: Profile | None = None,
+    sources: Sources | None = None,
+) -> Audit:
+    """Read the service and compare it with ``profile``, or with the one whose model it runs.
+
+    Takes a few seconds at most, twice the deadline of a command, and raises nothing for what it finds.
+    """
+    watched = connect(site) if sources is None else sources
+    known = {name for one in profiles for name in one.args}
+    try:
+        effective = await read_effective(watched, site.container.id, known)
+    finally:
+        await watched.client.close()
+    chosen = profile or _profile_of(effective, profiles)
+    return judge(effective, chosen, profiles)
+
+
+def judge(effective: Effective, profile: Profile | None, profiles: tuple[Profile, ...] = ()) -> Audit:
+    """What the reading says of the profile."""
+    if profile is None:
+        return _nothing_to_compare(effective, profiles)
+    items = compare(effective, profile) if effective.basis != "none" else ()
+    findings = examine(effective, profile, items)
+    return Audit(
+        answer=answer(effective, profile, items),
+        verdict=overall(findings),
+        findings=findings,
+        items=items,
+        profile=profile.name,
+    )
+
+
+def document(found: Audit) -> dict[str, Any]:
+    """For machines."""
+    names = ("kind", "name", "profile", "reference", "effective", "verdict", "allowed", "where")
+    return {
+        "schema": AUDIT_SCHEMA,
+        "answer": found.answer,
+        "verdict": found.verdict,
+        "profile": found.profile,
+        "findings": list(found.findings),
+        "items": [{name: getattr(item, name) for name in names} for item in found.items],
+    }
+
+
+def _profile_of(effective: Effective, profiles: tuple[Profile, ...]) -> Profile | None:
+    """The profile of the model that runs, by path, else by served name."""
+    flags = effective.flags
+    told = {
+        "model_path": flags.get("model-path"),
+        "served_model_name": flags.get("served-model-name"),
+    }
+    identity = read_identity(msgspec.json.encode(told), None, None)
+    return profile_of(identity, profiles)
+
+
+def _nothing_to_compare(effective: Effective, profiles: tuple[Profile, ...]) -> Audit:
+    names = ", ".join(one.name for one in profiles) or "there is none"
+    model = effective.flags.get("model-path")
+    if effective.basis == "none":
+        words = "; ".join(effective.problems.values()) or "nothing was read"
+        finding = Finding("service", "Service", "unknown", words, "gpuops doctor tells what is in the way")
+        return Audit(answer=f"nothing to compare: {words}", verdict="unknown", findings=(finding,))
+    evidence = f"no profile has the model {model or '(none named)'}; profiles: {names}"
+    finding = Finding("profile", "Profile", "unknown", evidence, "name one: gpuops audit PROFILE")
+    return Audit(answer="no profile fits what runs", verdict="unknown", findings=(finding,))
+
+
+# The answer ------------------------------------------------------------------------------------
+
+
+def answer(effective: Effective, profile: Profile, items: tuple[Item, ...]) -> str:
+    """In words, what an operator wants to know first."""
+    if effective.basis == "none":
+        return "nothing to compare: " + ("; ".join(effective.problems.values()) or "nothing was read")
+    benchmark = profile.reference is not None
+    asked = [item for item in items if _expected(item, benchmark)]
+    other = [item for item in asked if item.verdict in ("missing", "different") and item.allowed is None]
+    unknown = [item for item in asked if item.verdict == "unknown"]
+    running = effective.basis == "process"
+    subject = "production" if running else "the unit"
+    whose = "the benchmark's" if benchmark else f"the {profile.name} profile's"
+    if other:
+        against = "the benchmark" if benchmark else f"the profile {profile.name}"
+        told = f"{subject} differs from {against}: {_differences(other, asked)}"
+    elif unknown:
+        sure = [item for item in asked if item.verdict != "unknown"]
+        kinds = f"{_counted(sure)} of {_counted(asked)}" if sure else f"none of {_counted(asked)}"
+        told = f"of {whose} flags and variables {kinds} could be seen"
+    else:
+        verb = "runs" if running else "would start"
+        told = f"{subject} {verb} {whose} {_counted(asked)}"
+    return told + _more(items, asked, benchmark) + ("" if running else "; it does not run")
+
+
+def _expected(item: Item, benchmark: bool) -> bool:
+    return (item.reference if benchmark else item.profile) is not None
+
+
+def _differences(other: list[Item], asked: list[Item]) -> str:
+    parts = []
+    for kind, word in (("flag", "flag"), ("variable", "variable")):
+        count = sum(item.kind == kind for item in asked)
+        for verdict in ("missing", "different"):
+            wrong = sum(item.kind == kind and item.verdict == verdict for item in other)
+            if wrong:
+                parts.append(f"{wrong} of {_plural(count, word)} {verdict}")
+    return ", ".join(parts)
+
+
+def _counted(items: Iterable[Item]) -> str:
+    counts = Counter(item.kind for item in items)
+    return f"{_plural(counts['flag'], 'flag')} and {_plural(counts['variable'], 'variable')}"
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _more(items: tuple[Item, ...], asked: list[Item], benchmark: bool) -> str:
+    """What it adds, and what differs where that is allowed."""
+    added = [item for item in items if item.verdict == "added"]
+    told = f"; it adds {len(added)}" if added else "; it adds nothing"
+    doubtful = sum(item.allowed is None for item in added)
+    if doubtful:
+        told += f", {doubtful} of which may change the numbers"
+    tolerated = [item.label for item in asked if item.verdict == "different" and item.allowed is not None]
+    if tolerated:
+        told += f"; {', '.join(tolerated)} {'differs' if len(tolerated) == 1 else 'differ'}, not in speed"
+    if benchmark:
+        return told
+    return told + "; there is no benchmark to compare with"
