@@ -65,7 +65,7 @@ _KIMI_K2 = (
     "<|tool_call_section_begin|>",  # the singular is seen as well
     "<|tool_call_section_end|>",
 )
-_KIMI_K3 = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
+_KIMI_K3 = ("<|open|>", "<|close|>", "<|sep|>")
 _INKLING = (
     "<|content_invoke_tool_json|>",
     "<|content_invoke_tool_text|>",
@@ -118,7 +118,7 @@ _TOOL_MARKERS: dict[str, tuple[str, ...]] = {
     "kimi_k3": _KIMI_K3,
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "ling3": _ARGUMENT_PAIRS,
-    "llama3": ("<|python_tag|>", "<|eom_id|>"),
+    "llama3": ("<|python_tag|>",),
     "mimo": _XML_CALL,
     "minicpm5": ("<function name=", "</function>", "<param name=", "</param>"),
     "mistral": ("[TOOL_CALLS", "[ARGS]"),
@@ -195,7 +195,7 @@ _REASONING_MARKERS: dict[str, tuple[str, ...]] = {
     ),
     "kimi": ("◁think▷", "◁/think▷"),  # the format before K2: wrong for K2 and K2.5
     "kimi_k2": _THINK,
-    "kimi_k3": _KIMI_K3,
+    "kimi_k3": (*_KIMI_K3, "<|end_of_msg|>"),
     "mimo": _THINK,
     "muse": _MUSE,
     "poolside_v1": _THINK,
@@ -234,11 +234,13 @@ CHAT_MARKERS: tuple[str, ...] = (
     "<|start_header_id|>",
     "<|end_header_id|>",
     "<|eot_id|>",
+    "<|eom_id|>",
     "<|vision_start|>",
     "<|vision_end|>",
     "<|user|>",
     "<|assistant|>",
     "<|observation|>",
+    "<eop>",
     "<start_of_turn>",
     "<end_of_turn>",
     "<｜begin▁of▁sentence｜>",
