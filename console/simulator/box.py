@@ -52,6 +52,8 @@ _HOLDER_BYTES = 20 * 10**9
 _LOST_CARD = 3
 _XID_CARD = 5
 
+_PAGE_CACHE = 9 * GIB  # of the container
+
 _BASE_MEMORY = 71 * GIB  # what the host and the container use without the host cache
 
 
@@ -196,6 +198,7 @@ class Box:
         """Files that change by themselves."""
         self.tree.set_uptime(self._clock.wall() - self._booted_at)
         self.tree.set_available_memory(RAM - _BASE_MEMORY - self.service.pinned_bytes)
+        self.tree.set_container_memory(self.service.memory_bytes, _PAGE_CACHE)
 
     # Trouble -----------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from console.simulator import models
+
 UNIT = "sglang.service"
 PYTHON = "/opt/sglang/bin/python"
 
@@ -82,6 +84,7 @@ def install(rootfs: Path, port: int) -> None:
     packages.mkdir(parents=True)
     (packages / "sitecustomize.py").write_text(SITECUSTOMIZE)
     (rootfs / "etc/hostname").write_text("sglang\n")
+    models.install(rootfs)
 
 
 def read(rootfs: Path) -> Definition:

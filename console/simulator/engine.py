@@ -19,7 +19,7 @@ from console.simulator.clock import Clock
 from console.simulator.counters import Counters
 from console.simulator.faults import Faults
 from console.simulator.load import Source, duration, server_args
-from console.simulator.spec import DRAFT_GB, VERSION, EngineSpec
+from console.simulator.spec import VERSION, EngineSpec
 from console.simulator.traffic import Traffic, graph_memory
 from console.simulator.web import REASONS, Call, Reply, WebServer
 
@@ -285,9 +285,10 @@ class Engine:
             **arguments,
             "last_gen_throughput": traffic.last_throughput if traffic else 0.0,
             "memory_usage": {
-                "weight": round(spec.model.weights_gb + (DRAFT_GB if spec.speculates else 0.0), 3),
-                "kvcache": round(spec.kv_gb, 3),
-                "startup_available": 6.4,
+                # Of the target alone; graphs are those of the draft too.
+                "weight": round(spec.model.weights_gb, 3),
+                "kvcache": round(spec.target_kv_gb, 3),
+                "startup_available": round(spec.available_gb, 3),
                 "token_capacity": spec.kv_tokens,
                 "token_capacity_swa": None,
                 "graph": graph_memory(spec),
@@ -338,8 +339,8 @@ class Engine:
             "cache_hit_rate": round(traffic.cache_hit_rate, 4) if traffic else 0.0,
             "utilization": 0.0,
             "memory": {
-                "weight_gb": round(spec.model.weights_gb + (DRAFT_GB if spec.speculates else 0.0), 3),
-                "kv_cache_gb": round(spec.kv_gb, 3),
+                "weight_gb": round(spec.model.weights_gb, 3),
+                "kv_cache_gb": round(spec.target_kv_gb, 3),
                 "graph_gb": spec.graph_gb,
                 "token_capacity": spec.kv_tokens,
             },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 #: What each answers: exit status, stdout, stderr.
@@ -94,6 +95,12 @@ def _test(files: Path, options: list[str], words: list[str], stdin: str) -> Answ
     return (0 if questions[options[0]](place) else 1), "", ""
 
 
+def _stat(files: Path, options: list[str], words: list[str], stdin: str) -> Answer:
+    """``stat -L -c %Y``: when each was last written, in Unix seconds."""
+    places = [located(files, word) for word in words if word != "%Y"]
+    return 0, "".join(f"{int(place.stat().st_mtime)}\n" for place in places), ""
+
+
 def _sync(files: Path, options: list[str], words: list[str], stdin: str) -> Answer:
     return 0, "", ""
 
@@ -102,15 +109,26 @@ def _df(files: Path, options: list[str], words: list[str], stdin: str) -> Answer
     return 0, f"Avail\n{_FREE_BYTES}\n", ""
 
 
+def _find(files: Path, options: list[str], words: list[str], stdin: str) -> Answer:
+    """``find -L FOLDER -maxdepth 1 -name PATTERN -printf '%s\\n'``."""
+    place = located(files, words[0])
+    if not place.is_dir():
+        return 1, "", f"find: '{words[0]}': No such file or directory\n"
+    found = sorted(path for path in place.iterdir() if fnmatch(path.name, words[2]))
+    return 0, "".join(f"{path.stat().st_size}\n" for path in found), ""
+
+
 _PROGRAMS: dict[str, Callable[[Path, list[str], list[str], str], Answer]] = {
     "cat": _cat,
     "chmod": _chmod,
     "cp": _cp,
     "dd": _dd,
     "df": _df,
+    "find": _find,
     "mkdir": _mkdir,
     "mv": _mv,
     "rm": _rm,
+    "stat": _stat,
     "sync": _sync,
     "test": _test,
 }

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from console.simulator.spec import DRAFT_GB, FREE_GB, EngineSpec
+from console.simulator.spec import CONTEXT_GB, DRAFT_GB, FREE_GB, WORKSPACE_GB, EngineSpec
 
 #: Who writes the line: the main process, a scheduler (its rank follows) or nobody's prefix (tqdm, warnings).
 Source = Literal["main", "rank", "bare"]
@@ -24,7 +24,7 @@ STARTING_S = 28.0
 DISTRIBUTED_S = 8.0
 DRAFT_S = 9.0
 KV_S = 4.0
-HOST_S_PER_GB = 0.6757  # pinning is slow: 77 GB per rank take 52 s
+HOST_S_PER_GB = 0.6921  # pinning is slow: 75 GB per rank take 52 s
 GRAPHS_S = 58.0
 TIDY_S = 4.0
 WARM_UP_S = 24.0
@@ -113,13 +113,13 @@ def _starting(spec: EngineSpec) -> Iterator[Step]:
 
 
 def _distributed(spec: EngineSpec) -> Iterator[Step]:
-    yield from _everyone(spec, "Init torch distributed begin.", memory_gb=0.47)
+    yield from _everyone(spec, "Init torch distributed begin.", memory_gb=0.40)
     yield Step(after=2.2, source="rank", text="sglang is using nccl==2.28.3", memory_gb=0.9)
     yield from _everyone(
         spec,
         f"Init torch distributed ends. elapsed={DISTRIBUTED_S - 0.52:.2f} s, mem usage=0.94 GB",
         5.8,
-        1.34,
+        CONTEXT_GB,
     )
 
 
@@ -136,7 +136,7 @@ def _weights(spec: EngineSpec, until: float = 1.0) -> Iterator[Step]:
             after=each,
             source="bare",
             text="\r" + _shard_bar(done, model.shards, elapsed),
-            memory_gb=1.34 + model.weights_gb * done / model.shards,
+            memory_gb=CONTEXT_GB + model.weights_gb * done / model.shards,
         )
     yield from _everyone(
         spec,
@@ -173,7 +173,7 @@ def _draft(spec: EngineSpec) -> Iterator[Step]:
         after=DRAFT_S - 2.0,
         source="bare",
         text="\rLoading safetensors checkpoint shards: 100% Completed | 1/1 [00:07<00:00,  7.02s/it]",
-        memory_gb=1.34 + spec.model.weights_gb + DRAFT_GB,
+        memory_gb=CONTEXT_GB + spec.weights_gb,
     )
     yield from _everyone(
         spec,
@@ -184,32 +184,42 @@ def _draft(spec: EngineSpec) -> Iterator[Step]:
 
 
 def _kv_cache(spec: EngineSpec) -> Iterator[Step]:
-    base = 1.34 + spec.model.weights_gb + (DRAFT_GB if spec.speculates else 0.0)
-    target = spec.kv_tokens * spec.model.cell / 2**30
-    after = FREE_GB - (base - 1.34) - spec.kv_gb
-    if spec.model.model_type == "qwen3_5_moe":
+    base = CONTEXT_GB + spec.weights_gb + spec.state_gb
+    free = FREE_GB - spec.weights_gb - spec.state_gb
+    target, draft = spec.target_kv_gb, spec.draft_kv_gb
+    if spec.state_slots:
+        window = 414_720 / spec.model.slot
         yield from _everyone(
             spec,
-            "Mamba Cache is allocated. max_mamba_cache_size: 486, conv_state size: 0.18GB, "
-            "ssm_state size: 10.68GB ",
+            f"Mamba Cache is allocated. max_mamba_cache_size: {spec.state_slots}, "
+            f"conv_state size: {spec.state_gb * window:.2f}GB, "
+            f"ssm_state size: {spec.state_gb * (1 - window):.2f}GB ",
             1.0,
+            base,
         )
     yield from _everyone(
         spec,
-        f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {spec.kv_tokens}, KV size: {target:.2f} GB",
+        f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {spec.kv_tokens}, {_pool(spec, target)}",
         KV_S / 2,
         base + target,
     )
-    yield from _everyone(spec, f"Memory pool end. avail mem={FREE_GB - (base - 1.34) - target:.2f} GB", 0.3)
+    yield from _everyone(spec, f"Memory pool end. avail mem={free - target:.2f} GB", 0.3)
     if spec.speculates:
         yield from _everyone(
             spec,
             f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {spec.kv_tokens}, "
-            f"KV size: {spec.kv_gb - target:.2f} GB",
+            f"K size: {draft / 2:.2f} GB, V size: {draft / 2:.2f} GB",
             KV_S / 2 - 0.5,
-            base + spec.kv_gb,
+            base + target + draft,
         )
-        yield from _everyone(spec, f"Memory pool end. avail mem={after:.2f} GB", 0.2)
+        yield from _everyone(spec, f"Memory pool end. avail mem={free - target - draft:.2f} GB", 0.2)
+
+
+def _pool(spec: EngineSpec, size: float) -> str:
+    """A latent cache is one buffer; any other has one for keys and one for values."""
+    if spec.model.model_type == "kimi_k25":
+        return f"KV size: {size:.2f} GB"
+    return f"K size: {size / 2:.2f} GB, V size: {size / 2:.2f} GB"
 
 
 def _host_cache(spec: EngineSpec) -> Iterator[Step]:
@@ -223,8 +233,8 @@ def _host_cache(spec: EngineSpec) -> Iterator[Step]:
 
 
 def _graphs(spec: EngineSpec, until: float = 1.0) -> Iterator[Step]:
-    free = FREE_GB + 1.34 - (spec.used_gb - spec.graph_gb - 1.12)
-    used = spec.used_gb - spec.graph_gb - 1.12
+    free = spec.available_gb + spec.graph_gb
+    used = spec.used_gb - spec.graph_gb - WORKSPACE_GB
     sizes = _graph_sizes(spec)
     plan: tuple[tuple[str, int, float, float], ...]
     if spec.speculates:
@@ -275,13 +285,12 @@ def _graph_sizes(spec: EngineSpec) -> list[int]:
 
 
 def _pool_size(spec: EngineSpec) -> Iterator[Step]:
-    free = FREE_GB + 1.34 - spec.used_gb + 1.12
     yield Step(
         after=1.6,
         source="rank",
         text=f"max_total_num_tokens={spec.kv_tokens}, chunked_prefill_size=8192, max_prefill_tokens=16384, "
         f"max_running_requests={spec.max_running_requests}, context_len={spec.model.context_length}, "
-        f"available_gpu_mem={free:.2f} GB",
+        f"available_gpu_mem={spec.available_gb:.2f} GB",
         memory_gb=spec.used_gb,
     )
 

@@ -30,6 +30,9 @@ AUDIO_CLASS = 0x040300
 
 RAM = 768 * GIB
 
+#: What the container may use of it.
+CONTAINER_MEMORY = 720 * GIB
+
 #: The host has been up for nineteen days when the box starts.
 HOST_UPTIME_S = 19 * 86400.0 + 7431.0
 

@@ -109,11 +109,17 @@ class EngineService:
     def refresh(self, unit: Unit) -> None:
         """Bring the numbers that move up to date."""
         running = unit.active_state in ("active", "deactivating")
-        unit.memory_bytes = _PROCESS_MEMORY + self.pinned_bytes if running else None
+        unit.memory_bytes = self.memory_bytes if running else None
         unit.tasks = 1_874 if running else None
         unit.cpu_s = 9.2 * (self._clock.wall() - unit.started_at) if running else None
         known = self._definition.stamp if self._definition else ()
         unit.need_daemon_reload = definition.stamp(self._rootfs) != known
+
+    @property
+    def memory_bytes(self) -> int:
+        """Host RAM of the engine's processes, its pinned cache included."""
+        running = self.unit.active_state in ("active", "deactivating")
+        return _PROCESS_MEMORY + self.pinned_bytes if running else 0
 
     def reload(self) -> None:
         """``daemon-reload``: read the unit's files anew."""
@@ -256,10 +262,23 @@ class EngineService:
         unit.state("active", "running", at)
         self._write_properties()
         argv = self._definition.argv if self._definition else ()
-        self._processes.start(run, unit.id, argv, at)
+        self._processes.start(run, unit.id, argv, self._environ(), at)
         if spec is not None:
             self._engine.start(spec, run.inner_schedulers[0], at)
         self._manager_says(f"Started {unit.id} - {unit.description}.", at=at)
+
+    def _environ(self) -> tuple[str, ...]:
+        """What systemd gives the main process: its own variables, then those of the unit, the last of each."""
+        pid = self.unit.main_pid
+        given = [
+            "LANG=C.UTF-8",
+            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            f"INVOCATION_ID={self.unit.invocation}",
+            f"JOURNAL_STREAM=9:{7_000_000 + pid}",
+            f"SYSTEMD_EXEC_PID={pid}",
+            *(self._definition.environment if self._definition else ()),
+        ]
+        return tuple({pair.partition("=")[0]: pair for pair in given}.values())
 
     async def _refused(self, problem: str) -> None:
         """argparse does not take a flag."""

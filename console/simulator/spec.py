@@ -14,7 +14,10 @@ VERSION = "0.5.18"
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What one model weighs on eight cards. Memory in GiB per rank, ``cell`` in bytes per token and rank."""
+    """What one model weighs on eight cards. Memory in GiB per rank, ``cell`` in bytes per token and rank.
+
+    ``slot`` is the bytes of a hybrid model's state for one request, on a rank.
+    """
 
     architecture: str
     model_type: str
@@ -24,16 +27,30 @@ class Model(msgspec.Struct, frozen=True):
     cell: int
     context_length: int
     multimodal: bool
+    slot: int = 0
 
 
 _KIMI = Model("KimiK25ForConditionalGeneration", "kimi_k25", 63.91, 64, 398.0, 70_272, 262_144, True)
-_QWEN = Model("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", 28.74, 46, 171.0, 15_360, 262_144, True)
+_QWEN = Model(
+    "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", 28.74, 46, 171.0, 15_360, 262_144, True, 24_007_680
+)
 _OTHER = Model("LlamaForCausalLM", "llama", 17.62, 30, 96.0, 40_960, 131_072, False)
 
-#: GiB that are free on a card before anything is loaded, and of the draft model.
-FREE_GB = 94.11
+#: GiB of a card as CUDA sees it, what its context and NCCL's buffers take of it, and what is then free.
+CARD_GB = 94.97
+CONTEXT_GB = 1.34
+FREE_GB = CARD_GB - CONTEXT_GB
+
+#: GiB of activations and buffers that come once graphs are captured.
+WORKSPACE_GB = 1.12
+
+#: GiB of the draft model on each rank; bytes a token that its cache is reckoned to take, and takes.
 DRAFT_GB = 0.78
 _DRAFT_CELL = 1_152
+_DRAFT_POOL_CELL = 1_024
+
+#: --mamba-full-memory-ratio's default.
+_STATE_RATIO = 0.9
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,15 +92,44 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.model.cell + (_DRAFT_CELL if self.speculates else 0)
 
     @property
+    def weights_gb(self) -> float:
+        """GiB of target and draft on each rank."""
+        return self.model.weights_gb + (DRAFT_GB if self.speculates else 0.0)
+
+    @property
+    def static_gb(self) -> float:
+        """GiB for KV cache and states: what the static share leaves after the weights."""
+        return FREE_GB * self.mem_fraction - self.weights_gb
+
+    @property
+    def state_slots(self) -> int:
+        """Slots of a hybrid model's state; the pool has one more, for padding."""
+        if not self.model.slot:
+            return 0
+        budget = self.static_gb * _STATE_RATIO / (1 + _STATE_RATIO) * 2**30
+        return max(1, int(budget / self.model.slot) - 1)
+
+    @property
+    def state_gb(self) -> float:
+        return (self.state_slots + 1) * self.model.slot / 2**30 if self.model.slot else 0.0
+
+    @property
     def kv_tokens(self) -> int:
-        """Tokens that fit: what the static share leaves after the weights, divided by the cell."""
-        after = FREE_GB - self.model.weights_gb - (DRAFT_GB if self.speculates else 0.0)
-        rest = after - FREE_GB * (1 - self.mem_fraction)
-        return max(4096, int(rest * 2**30 / self.cell))
+        """Tokens that fit: what is left after the weights and the states, divided by the cell."""
+        return max(4096, int((self.static_gb - self.state_gb) * 2**30 / self.cell))
+
+    @property
+    def target_kv_gb(self) -> float:
+        return self.kv_tokens * self.model.cell / 2**30
+
+    @property
+    def draft_kv_gb(self) -> float:
+        return self.kv_tokens * _DRAFT_POOL_CELL / 2**30 if self.speculates else 0.0
 
     @property
     def kv_gb(self) -> float:
-        return self.kv_tokens * self.cell / 2**30
+        """GiB of the target's cache and the draft's."""
+        return self.target_kv_gb + self.draft_kv_gb
 
     @property
     def host_tokens(self) -> int:
@@ -99,10 +145,14 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return 1.93 if self.speculates else 1.27
 
     @property
+    def available_gb(self) -> float:
+        """GiB that are free once the graphs are captured."""
+        return FREE_GB - self.weights_gb - self.state_gb - self.kv_gb - self.graph_gb
+
+    @property
     def used_gb(self) -> float:
         """GiB in use on each card once the engine is ready, with its context and NCCL's buffers."""
-        draft = DRAFT_GB if self.speculates else 0.0
-        return 1.34 + self.model.weights_gb + draft + self.kv_gb + self.graph_gb + 1.12
+        return CARD_GB - self.available_gb + WORKSPACE_GB
 
 
 def spec_of(argv: Sequence[str], port: int) -> EngineSpec:

@@ -13,12 +13,14 @@ from console.simulator.machine import (
     CARD_NAME,
     CARDS,
     CONTAINER,
+    CONTAINER_MEMORY,
     CONTAINER_NAME,
     DRIVER_VERSION,
     GPU_CLASS,
     GPU_DEVICE,
     HOSTNAME,
     KERNEL,
+    MIB,
     RAM,
     VENDOR,
     VM,
@@ -188,6 +190,7 @@ class Tree:
         started_at: float,
         files: dict[int, str],
         tcp: str | None = None,
+        environ: tuple[str, ...] = (),
     ) -> None:
         """``files`` are descriptors and what they link to; ``tcp`` is its network namespace's table."""
         folder = self.root / "proc" / str(pid)
@@ -196,6 +199,7 @@ class Tree:
         ticks = int((started_at - self._booted_at) * 100)
         self._write(folder / "comm", f"{comm}\n")
         self._write(folder / "cmdline", "\0".join(argv) + "\0")
+        self._write(folder / "environ", "".join(f"{pair}\0" for pair in environ))
         self._write(folder / "cgroup", f"0::{cgroup}\n")
         self._write(
             folder / "status",
@@ -237,6 +241,16 @@ class Tree:
             f"MemAvailable:   {available // 1024} kB\nBuffers:          381204 kB\n"
             "Cached:         10885312 kB\nSwapTotal:       8388604 kB\nSwapFree:        8388604 kB\n"
             "HugePages_Total:       0\nHugePages_Free:        0\nHugepagesize:       2048 kB\n",
+        )
+
+    def set_container_memory(self, used: int, cached: int) -> None:
+        """The container's control group: bytes in use, and how many of them are page cache."""
+        group = self.root / f"sys/fs/cgroup/lxc/{CONTAINER}"
+        self._write(group / "memory.max", f"{CONTAINER_MEMORY}\n")
+        self._write(group / "memory.high", "max\n")
+        self._write(group / "memory.current", f"{used + cached}\n")
+        self._write(
+            group / "memory.stat", f"anon {used}\nfile {cached}\nactive_file 0\ninactive_file {cached}\n"
         )
 
     def set_uptime(self, seconds: float) -> None:
@@ -285,7 +299,8 @@ class Tree:
 def container_config(devices: str) -> str:
     """``/etc/pve/lxc/129.conf``; ``pct config`` prints the same keys."""
     return (
-        f"arch: amd64\ncores: 64\n{devices}features: nesting=1\nhostname: {CONTAINER_NAME}\nmemory: 737280\n"
+        f"arch: amd64\ncores: 64\n{devices}features: nesting=1\nhostname: {CONTAINER_NAME}\n"
+        f"memory: {CONTAINER_MEMORY // MIB}\n"
         "mp0: /tank/models,mp=/shared\n"
         "net0: name=eth0,bridge=vmbr0,hwaddr=BC:24:11:7A:90:3E,ip=dhcp,type=veth\n"
         f"onboot: 1\nostype: debian\nrootfs: local-zfs:subvol-{CONTAINER}-disk-0,size=200G\nswap: 0\n"
