@@ -44,9 +44,7 @@ def _holder(
         return None
     path = cgroup_path(_read(folder / "cgroup") or "")
     owner = container_of(path)
-    # The innermost unit is the one that was started; outer ones are the container's own.
-    units = _UNIT.findall(path)
-    name = _unescape(units[-1]) if units else None
+    name = unit_of(path)
     return Holder(
         pid=pid,
         inner_pid=_inner_pid(status) if owner is not None else None,
@@ -62,6 +60,12 @@ def container_of(path: str) -> int | None:
     """The Proxmox container that a cgroup belongs to; None: the host itself."""
     inside = _CONTAINER.search(path)
     return int(inside[1]) if inside else None
+
+
+def unit_of(path: str) -> str | None:
+    """The unit that a cgroup belongs to: the innermost is the one that was started, outer ones contain it."""
+    units = _UNIT.findall(path)
+    return _unescape(units[-1]) if units else None
 
 
 def cgroup_path(text: str) -> str:
