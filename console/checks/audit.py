@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from console.checks.audit_findings import examine
+from console.model.audit_report import Audit
 from console.model.configuration import Effective, Item, compare
-from console.model.finding import Finding, Verdict, overall
+from console.model.finding import Finding, overall
 from console.model.profile import Profile
 from console.model.site import Site
 from console.sources.connect import Sources, connect
 from console.sources.effective import read_effective
 from console.sources.engine.identity import read_identity
 from console.sources.monitor import profile_of
-
-AUDIT_SCHEMA = 1
-
-
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """One audit. ``answer`` says it in a sentence; ``profile`` is the name compared with, if there is one."""
-
-    answer: str
-    verdict: Verdict
-    findings: tuple[Finding, ...]
-    items: tuple[Item, ...] = ()
-    profile: str | None = None
 
 
 async def audit(
@@ -64,19 +52,6 @@ def judge(effective: Effective, profile: Profile | None, profiles: tuple[Profile
         items=items,
         profile=profile.name,
     )
-
-
-def document(found: Audit) -> dict[str, Any]:
-    """For machines."""
-    names = ("kind", "name", "profile", "reference", "effective", "verdict", "allowed", "where")
-    return {
-        "schema": AUDIT_SCHEMA,
-        "answer": found.answer,
-        "verdict": found.verdict,
-        "profile": found.profile,
-        "findings": list(found.findings),
-        "items": [{name: getattr(item, name) for name in names} for item in found.items],
-    }
 
 
 def _profile_of(effective: Effective, profiles: tuple[Profile, ...]) -> Profile | None:
@@ -160,9 +135,11 @@ def _more(items: tuple[Item, ...], asked: list[Item], benchmark: bool) -> str:
     doubtful = sum(item.allowed is None for item in added)
     if doubtful:
         told += f", {doubtful} of which may change the numbers"
-    tolerated = [item.label for item in asked if item.verdict == "different" and item.allowed is not None]
-    if tolerated:
-        told += f"; {', '.join(tolerated)} {'differs' if len(tolerated) == 1 else 'differ'}, not in speed"
+    tolerated = [item for item in asked if item.verdict == "different" and item.allowed is not None]
+    if len(tolerated) == 1:
+        told += f"; {tolerated[0].label} differs ({tolerated[0].allowed})"
+    elif tolerated:
+        told += f"; {len(tolerated)} differ where that is allowed"
     if benchmark:
         return told
     return told + "; there is no benchmark to compare with"

@@ -41,7 +41,7 @@ def examine(effective: Effective, profile: Profile, items: tuple[Item, ...]) -> 
         _edited(effective),
         _version(effective, profile),
         _defaults(effective, profile),
-        _resolved(effective),
+        _resolved(effective, items),
     ]
     return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.verdict)))
 
@@ -326,9 +326,10 @@ def _defaults(effective: Effective, profile: Profile) -> Finding:
         return Finding("defaults", title, "skipped", "the version is not known")
     told: list[str] = []
     harmless: list[str] = []
+    written_for = lowest(profile.sglang)
     for change in DEFAULT_CHANGES:
         if change.only_with is None or change.only_with in effective.flags:
-            words, grave = _changed(change, effective, version)
+            words, grave = _changed(change, effective, version, written_for)
             if words is not None:
                 (told if grave else harmless).append(words)
     if told:
@@ -337,7 +338,18 @@ def _defaults(effective: Effective, profile: Profile) -> Finding:
     return Finding("defaults", title, "pass", "; ".join(harmless) or "none that matters here")
 
 
-def _changed(change: DefaultChange, effective: Effective, version: str) -> tuple[str | None, bool]:
+def lowest(versions: str | None) -> str | None:
+    """The version that a range such as ``>=0.5.9,<0.5.20`` begins with; None when it is open below."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    begins = [one.version for one in SpecifierSet(versions or "") if one.operator in (">=", "==", "~=")]
+    return max(begins, key=lambda text: Version(text.removesuffix(".*")), default=None)
+
+
+def _changed(
+    change: DefaultChange, effective: Effective, version: str, written_for: str | None
+) -> tuple[str | None, bool]:
     """What is to say of one, and whether it needs a decision."""
     from packaging.version import InvalidVersion
 
@@ -349,6 +361,7 @@ def _changed(change: DefaultChange, effective: Effective, version: str) -> tuple
     label = f"--{change.name}" if change.kind == "flag" else change.name
     try:
         default = change.at(version)
+        before = default if written_for is None else change.at(written_for.removesuffix(".*"))
     except (KeyError, InvalidVersion):
         return None, False
     if default is None:
@@ -356,21 +369,30 @@ def _changed(change: DefaultChange, effective: Effective, version: str) -> tuple
             return None, False
         off = not same_value(change.kind, change.name, given, "True")
         return f"{label} is {shown(given)}, and not read by {version}: {change.gone}", off
-    if given is not None:
+    if given is not None or before == default:
         return None, False
-    history = ", ".join(f"{value or 'gone'} from {since}" for since, value in change.since)
-    return f"{label} is not given; its default is {default} ({history})", True
+    return (
+        f"{label} is not given; its default is {default} in {version} and was {before} in {written_for}",
+        True,
+    )
 
 
-def _resolved(effective: Effective) -> Finding:
-    """What the engine made of what it was asked for (``/server_info``)."""
+def _resolved(effective: Effective, items: tuple[Item, ...]) -> Finding:
+    """What the engine made of what it was asked for (``/server_info``).
+
+    The benchmark's own flags were altered in the benchmark, too: they are told, and no more.
+    """
     title = "Asked for and in force"
     info = effective.engine
     if info is None:
         reason = effective.problems.get("engine", "the engine was not asked")
         return Finding("resolved", title, "unknown", reason, "audit again when the engine answers")
-    told = [words for name, asked in effective.flags.items() if (words := _altered(name, asked, info))]
-    notes = []
+    told, notes = [], []
+    measured = {item.name for item in items if item.reference is not None and item.verdict == "same"}
+    for name, asked in effective.flags.items():
+        words = _altered(name, asked, info)
+        if words is not None:
+            (notes if name in measured else told).append(words)
     states = info.get("internal_states")
     first = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
     running = first.get(_RUNNING) or info.get("max_running_requests")

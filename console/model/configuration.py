@@ -20,6 +20,8 @@ Sameness = Literal["same", "missing", "different", "added", "unknown"]
 #: How an operator wants to read them: what is wrong first.
 ORDER: tuple[Sameness, ...] = ("missing", "different", "unknown", "added", "same")
 
+_ADDRESS = ("host", "port")
+
 BY_PROCESS = "command line of the process"
 BY_ENVIRONMENT = "environment of the process"
 
@@ -209,9 +211,10 @@ def _item(
     agrees = (wanted is None and value is None) or (
         wanted is not None and value is not None and same_value(kind, name, value, wanted)
     )
-    # A name or an address that differs changes no numbers; that it is missing or not what the profile
-    # wants is told all the same.
-    tolerated = verdict in ("added", "different") and may is not None and may.allowed
+    # What changes no numbers may differ from a benchmark, which measured nothing else; from the profile
+    # only the address may: another parser than it names breaks answers.
+    free = verdict == "added" or (verdict == "different" and (benchmark is not None or name in _ADDRESS))
+    tolerated = free and may is not None and may.allowed
     return Item(
         kind=kind,
         name=name,

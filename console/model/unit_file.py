@@ -67,7 +67,7 @@ def _looks_like_one(path: str) -> bool:
 
 
 def read_unit(files: tuple[tuple[str, str], ...], environment_files: Mapping[str, str]) -> UnitDefinition:
-    """The unit of these files, each a path and its text; ``environment_files`` are those it names, by path."""
+    """The unit of these files, each a path and its text; ``environment_files``: those it names, by path."""
     commands: list[tuple[str, str]] = []
     assignments: list[Assignment] = []
     named: list[tuple[str, str]] = []

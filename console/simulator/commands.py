@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from console.simulator import file_programs
+from console.simulator import file_programs, python_program
 from console.simulator.journal import Entry, Journal
 from console.simulator.machine import CONTAINER, HOSTNAME, KERNEL, VM
 from console.simulator.nvml import NvmlStream
@@ -434,6 +434,17 @@ async def _kill(box: Host, machine: Machine, words: Sequence[str], output: Outpu
     return status
 
 
+async def _python(box: Host, machine: Machine, words: Sequence[str], output: Output) -> int:
+    """The engine's own interpreter, asked about the engine's main process."""
+    run = box.container.service.processes() if box.container.service is not None else None
+    asked = run is not None and str(run.inner_main) in words
+    process = box.host.files / "proc" / str(run.main) if run is not None and asked else None
+    status, out, err = python_program.answer(words, machine.files, process)
+    await output.out(out)
+    await output.err(err)
+    return status
+
+
 async def _true(box: Host, machine: Machine, words: Sequence[str], output: Output) -> int:
     return 0
 
@@ -452,6 +463,7 @@ _PROGRAMS: dict[str, Program] = {
     "hostname": _hostname,
     "uname": _uname,
     "kill": _kill,
+    "python": _python,
     "true": _true,
     "date": _date,
 }

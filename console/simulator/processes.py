@@ -63,8 +63,10 @@ class Processes:
         self._pid, self._inner = engine.detokenizer, engine.inner_detokenizer
         return engine
 
-    def start(self, engine: Engine, unit: str, argv: tuple[str, ...], at: float) -> None:
-        """Main process, one scheduler per card, detokenizer."""
+    def start(
+        self, engine: Engine, unit: str, argv: tuple[str, ...], environ: tuple[str, ...], at: float
+    ) -> None:
+        """Main process, one scheduler per card, detokenizer. ``environ`` is what the unit gives them."""
         cgroup = f"/lxc/{CONTAINER}/ns/system.slice/{unit}"
         add = self._tree.add_process
         add(
@@ -77,6 +79,7 @@ class Processes:
             started_at=at,
             files={0: "/dev/null", 1: f"socket:[{inode(engine, 1)}]", 7: f"socket:[{inode(engine, 0)}]"},
             tcp=tcp_table(None, 0),
+            environ=environ,
         )
         for rank, (pid, inner) in enumerate(zip(engine.schedulers, engine.inner_schedulers, strict=True)):
             title = f"sglang::scheduler_TP{rank}" if len(engine.schedulers) > 1 else "sglang::scheduler"

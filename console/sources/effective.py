@@ -205,7 +205,7 @@ def _start_up(python: Interpreter | None) -> tuple[str, ...]:
 async def _config(
     sources: Sources, process: Process, known: Collection[str], problems: dict[str, str]
 ) -> tuple[str | None, dict[str, FlagValue]]:
-    """The flags of ``--config FILE``: YAML whose keys are flags (sglang/srt/server_args_config_parser.py)."""
+    """The flags of ``--config FILE``: YAML whose keys are flags (sglang/srt/utils)."""
     given = parse_command_line(process.argv, known).flags.get("config")
     if not isinstance(given, str):
         return None, {}
