@@ -73,7 +73,7 @@ def _seen(effective: Effective) -> Iterator[Finding]:
         if effective.python is None:
             yield Finding(
                 "python",
-                "Start-up files of the service's Python",
+                "Start-up files",
                 "unknown",
                 problems.get("python", "not read"),
                 "variables that sitecustomize.py sets are not known; run its Python by hand to see why",
@@ -83,7 +83,7 @@ def _seen(effective: Effective) -> Iterator[Finding]:
 
 
 def _start_up(effective: Effective) -> Finding:
-    title = "Start-up files of the service's Python"
+    title = "Start-up files"
     assert effective.python is not None
     loaded = effective.python.loaded.values()
     own = effective.python.own
@@ -91,7 +91,7 @@ def _start_up(effective: Effective) -> Finding:
         return Finding("python", title, "pass", "none sets anything")
     where = ", ".join(loaded) or "a .pth file"
     names = ", ".join(sorted(own)) or "nothing that the engine reads"
-    return Finding("python", title, "pass", f"{where} sets {names}")
+    return Finding("python", title, "pass", f"{names} set by {where}")
 
 
 # Comparisons -----------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _benchmark(profile: Profile, items: tuple[Item, ...]) -> Iterator[Finding]:
 
 
 def _profile(effective: Effective, profile: Profile, items: tuple[Item, ...]) -> Finding:
-    title = f"Profile {profile.name}"
+    title = "Profile"
     asked = [item for item in items if item.profile is not None]
     wrong = [item for item in asked if not item.as_profile and item.verdict != "unknown"]
     graver = [item for item in wrong if item.allowed is None]
@@ -136,7 +136,7 @@ def _profile(effective: Effective, profile: Profile, items: tuple[Item, ...]) ->
         blind = [item for item in asked if item.verdict == "unknown"]
         if blind:
             return Finding("profile", title, "unknown", f"not seen: {_names(blind)}")
-        return Finding("profile", title, "pass", f"all {len(asked)} flags and variables")
+        return Finding("profile", title, "pass", f"all {len(asked)} flags and variables of {profile.name}")
     remedy = "switch to the profile, or write into it what is wanted"
     verdict: Verdict = "fail" if graver and profile.reference is None else "warn"
     if not graver and not beyond:
@@ -157,7 +157,7 @@ def _added(profile: Profile, items: tuple[Item, ...]) -> Finding:
         parts.append(f"may change the numbers: {_with_values(doubtful)}")
     memory = [item for item in allowed if item.effect == "memory"]
     if memory:
-        parts.append(f"allowed, but {memory[0].allowed}: {_names(memory)}")
+        parts.append(f"allowed, with a note ({memory[0].allowed}): {_names(memory)}")
     rest = [item for item in allowed if item.effect != "memory"]
     if rest:
         parts.append(f"allowed: {_names(rest)}")
@@ -382,12 +382,13 @@ def _resolved(effective: Effective, items: tuple[Item, ...]) -> Finding:
 
     The benchmark's own flags were altered in the benchmark, too: they are told, and no more.
     """
-    title = "Asked for and in force"
+    title = "Asked and in force"
     info = effective.engine
     if info is None:
         reason = effective.problems.get("engine", "the engine was not asked")
         return Finding("resolved", title, "unknown", reason, "audit again when the engine answers")
-    told, notes = [], []
+    told: list[str] = []
+    notes: list[str] = []
     measured = {item.name for item in items if item.reference is not None and item.verdict == "same"}
     for name, asked in effective.flags.items():
         words = _altered(name, asked, info)

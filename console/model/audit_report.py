@@ -85,8 +85,8 @@ def tone_of(item: Item) -> Tone:
     return "bad" if item.verdict in ("missing", "different") else "warn"
 
 
-def remark_of(item: Item) -> str:
-    """What is to be said of an item beside its value."""
+def remark_of(item: Item, *, short: bool = False) -> str:
+    """What is to be said of an item beside its value; ``short``: its tone says that it is allowed."""
     parts = []
     if item.verdict in ("missing", "different", "unknown"):
         base, expected = ("benchmark", item.reference) if item.reference else ("profile", item.profile)
@@ -94,7 +94,7 @@ def remark_of(item: Item) -> str:
     if item.verdict == "unknown":
         parts.append("could not be seen")
     if item.allowed is not None:
-        parts.append(f"allowed: {item.allowed}")
+        parts.append(item.allowed if short else f"allowed: {item.allowed}")
     elif item.verdict == "added":
         parts.append("may change the numbers")
     return "; ".join(parts)

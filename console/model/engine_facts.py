@@ -56,15 +56,15 @@ class Allowance(msgspec.Struct, frozen=True):
         return self.effect != "numbers"
 
 
-_ADDRESS = "where it listens, not how fast"
-_NAME = "a name, not speed"
-_PARSE = "how answers are parsed, not speed"
+_ADDRESS = "address, not speed"
+_NAME = "name, not speed"
+_PARSE = "parsing, not speed"
 _OBSERVE = "observing, not speed"
-_LOG = "what is logged, not speed"
-_ACCESS = "who may ask, not speed"
-_CACHE = "host memory as a cache: repeated prompts get faster, RAM is taken"
-_WATCH = "when a hang is called one, not speed"
-_FILES = "where files are found, not speed"
+_LOG = "logging, not speed"
+_ACCESS = "access, not speed"
+_CACHE = "a cache in host RAM: helps repeats"
+_WATCH = "time limits, not speed"
+_FILES = "paths, not speed"
 
 _FLAGS_BY_REASON: tuple[tuple[Effect, str, tuple[str, ...]], ...] = (
     ("none", _ADDRESS, ("host", "port", "fastapi-root-path", "nccl-port", "dist-init-addr", "grpc-mode")),
