@@ -198,7 +198,7 @@ class Box:
         """Files that change by themselves."""
         self.tree.set_uptime(self._clock.wall() - self._booted_at)
         self.tree.set_available_memory(RAM - _BASE_MEMORY - self.service.pinned_bytes)
-        self.tree.set_container_memory(self.service.memory_bytes, _PAGE_CACHE)
+        self.tree.set_container_memory(self.service.unit.id, self.service.memory_bytes, _PAGE_CACHE)
 
     # Trouble -----------------------------------------------------------------------------------
 

@@ -243,15 +243,18 @@ class Tree:
             "HugePages_Total:       0\nHugePages_Free:        0\nHugepagesize:       2048 kB\n",
         )
 
-    def set_container_memory(self, used: int, cached: int) -> None:
-        """The container's control group: bytes in use, and how many of them are page cache."""
-        group = self.root / f"sys/fs/cgroup/lxc/{CONTAINER}"
-        self._write(group / "memory.max", f"{CONTAINER_MEMORY}\n")
-        self._write(group / "memory.high", "max\n")
-        self._write(group / "memory.current", f"{used + cached}\n")
-        self._write(
-            group / "memory.stat", f"anon {used}\nfile {cached}\nactive_file 0\ninactive_file {cached}\n"
-        )
+    def set_container_memory(self, service: str, used: int, cached: int) -> None:
+        """The control groups of the container and of its service: bytes in use, and of page cache."""
+        container = self.root / f"sys/fs/cgroup/lxc/{CONTAINER}"
+        for group, limit, cache in (
+            (container, str(CONTAINER_MEMORY), cached),
+            (container / "ns/system.slice" / service, "max", 0),
+        ):
+            self._write(group / "memory.max", f"{limit}\n")
+            self._write(group / "memory.high", "max\n")
+            self._write(group / "memory.current", f"{used + cache}\n")
+            stat = f"anon {used}\nfile {cache}\nshmem 0\nactive_file 0\ninactive_file {cache}\n"
+            self._write(group / "memory.stat", stat)
 
     def set_uptime(self, seconds: float) -> None:
         self._write(self.root / "proc/uptime", f"{seconds:.2f} {seconds * 118:.2f}\n")

@@ -34,6 +34,19 @@ def read_host_memory(root: Path, groups: tuple[str, ...], *, returned: int = 0) 
     )
 
 
+def read_held(root: Path, group: str) -> int | None:
+    """Bytes that come back when the processes of a control group end: not its page cache, which is free.
+
+    None when the kernel does not tell.
+    """
+    try:
+        text = (root / "sys/fs/cgroup" / group / "memory.stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = re.findall(r"^(?:anon|shmem) (\d{1,19})$", text, re.MULTILINE)
+    return sum(map(int, found)) if found else None
+
+
 def groups_of(container: int | None, control_group: str | None) -> tuple[str, ...]:
     """The control groups the service lives in, outermost first.
 
