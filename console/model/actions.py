@@ -28,7 +28,65 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     footer: bool = True
 
 
+def _switches() -> tuple[Action, ...]:
+    """A key for each profile that may have one. The footer and the help name all nine at once."""
+    first = Action(
+        id="switch-1",
+        keys="1",
+        shown="1-9",
+        label="switch",
+        help="Show the plan that switches to the profile of this key; y goes. It rolls back when it fails.",
+        group="change",
+        dangerous=True,
+        needs_root=True,
+    )
+    others = (
+        Action(
+            id=f"switch-{key}",
+            keys=str(key),
+            shown=str(key),
+            label=f"switch to {key}",
+            help=f"The same for the profile of key {key}.",
+            group="change",
+            dangerous=True,
+            needs_root=True,
+            footer=False,
+        )
+        for key in range(2, 10)
+    )
+    return (first, *others)
+
+
 ACTIONS: tuple[Action, ...] = (
+    *_switches(),
+    Action(
+        id="restart",
+        keys="r",
+        shown="r",
+        label="restart",
+        help="Show the plan that restarts the service, with what it costs; y goes.",
+        group="change",
+        dangerous=True,
+        needs_root=True,
+    ),
+    Action(
+        id="start-stop",
+        keys="s",
+        shown="s",
+        label="start/stop",
+        help="Show the plan that starts the service, or stops it when it runs; y goes.",
+        group="change",
+        dangerous=True,
+        needs_root=True,
+    ),
+    Action(
+        id="jobs",
+        keys="j",
+        shown="j",
+        label="jobs",
+        help="What was changed on this host, by whom and how it ended; resume or roll back what was cut short.",
+        group="look",
+    ),
     Action(
         id="log",
         keys="l",
@@ -51,6 +109,14 @@ ACTIONS: tuple[Action, ...] = (
         shown="d",
         label="sources",
         help="Every source with the age of its last word, and why it has no newer one.",
+        group="look",
+    ),
+    Action(
+        id="audit",
+        keys="a",
+        shown="a",
+        label="audit",
+        help="Does production run the flags and variables that won the benchmark, and what does it add?",
         group="look",
     ),
     Action(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -17,6 +18,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from console.model.actions import Action, allowed, key_clashes, with_keys
+from console.model.profile import Profile
 from console.model.site import Site
 from console.model.snapshot import Snapshot
 from console.sources.files import ProfileSet
@@ -26,7 +28,9 @@ from console.ui import glyphs as glyph_sets
 from console.ui import terminal, themes
 from console.ui.ascii import AsciiOnly
 from console.ui.cards import Cards
+from console.ui.changes import Changes
 from console.ui.charts import Charts
+from console.ui.desk import Desk
 from console.ui.footer import Footer
 from console.ui.header import Header
 from console.ui.keys import normal, unknown
@@ -128,6 +132,8 @@ class Console(App[int]):
         watch: Watch,
         site: Site,
         *,
+        desk: Desk | None = None,
+        profiles: tuple[Profile, ...] = (),
         encoding: str | None = None,
         theme: str | None = None,
     ) -> None:
@@ -137,6 +143,7 @@ class Console(App[int]):
         self.animation_level = "none"
         self._watch_site = watch
         self._site = site
+        self._profiles = profiles
         self._actions = with_keys(allowed(self.READ_ONLY), site.keys)
         self._glyphs = glyph_sets.choose(encoding if encoding is not None else terminal.encoding())
         self._line_filters = [AsciiOnly()] if self._glyphs is glyph_sets.ASCII else []
@@ -144,6 +151,8 @@ class Console(App[int]):
             self.register_theme(known)
         self.theme = theme or themes.choose(site.theme, os.environ)
         self._dashboard = Dashboard(self._actions, self._glyphs)
+        self._job: str | None = None
+        self._changes = Changes(self, desk, self._glyphs)
 
     def get_default_screen(self) -> Dashboard:
         return self._dashboard
@@ -160,6 +169,7 @@ class Console(App[int]):
         for delay in FIRST_TICKS:
             self.set_timer(delay, self.draw)
         self.set_interval(TICK, self.draw)
+        self._changes.watch()
         self.call_after_refresh(self._second_frame)
 
     def _second_frame(self) -> None:
@@ -177,7 +187,24 @@ class Console(App[int]):
         with self.batch_update():
             # The palette and the help let what is below them show through.
             seen = (screen for screen in reversed(self.screen_stack) if isinstance(screen, Dashboard | Page))
-            next(seen, self._dashboard).draw(snapshot)
+            shown = next(seen, self._dashboard)
+            for header in shown.query(Header):
+                header.job = self._job
+            shown.draw(snapshot)
+
+    def snapshot(self) -> Snapshot:
+        """What is known now."""
+        return self._watch_site.snapshot()
+
+    def show_job(self, told: str | None) -> None:
+        """Name the job that runs, or was interrupted, in every header; None: there is none."""
+        self._job = told
+        self.draw()
+
+    def tell_terminal(self, sequence: str) -> None:
+        """Send the terminal something that is not drawn."""
+        if self._driver is not None:
+            self._driver.write(sequence)
 
     def _mend_size(self) -> None:
         """Notice a change of the terminal's size that was not told.
@@ -206,9 +233,11 @@ class Console(App[int]):
     async def action_do(self, name: str) -> None:
         """Every key, footer click and palette entry comes through here."""
         handlers: dict[str, Callable[[], object]] = {
+            **self._changes.handlers,
             "log": self._open_log,
             "processes": self._open_processes,
             "sources": self._open_sources,
+            "audit": self._open_audit,
             "theme": self._next_theme,
             "palette": self.action_command_palette,
             "help": self._open_help,
@@ -223,7 +252,8 @@ class Console(App[int]):
         for theme in themes.THEMES:
             yield SystemCommand(f"Theme: {theme.name}", "Change the colours now", _Wear(self, theme.name))
 
-    def _open(self, page: Page) -> None:
+    def open_page(self, page: Page) -> None:
+        """Put a page over the dashboard, in place of the one that is there."""
         if isinstance(self.screen, Page):
             self.pop_screen()
         self.push_screen(page)
@@ -232,17 +262,24 @@ class Console(App[int]):
     def _open_log(self) -> None:
         from console.ui.screens.log import LogPage, LogView
 
-        self._open(LogPage(LogView(self._glyphs, id="log-view"), Header(self._glyphs)))
+        self.open_page(LogPage(LogView(self._glyphs, id="log-view"), Header(self._glyphs)))
 
     def _open_processes(self) -> None:
         from console.ui.screens.processes import Processes
 
-        self._open(Page(Processes(self._glyphs), Header(self._glyphs)))
+        self.open_page(Page(Processes(self._glyphs), Header(self._glyphs)))
 
     def _open_sources(self) -> None:
         from console.ui.screens.sources import SourcesPanel
 
-        self._open(Page(SourcesPanel(self._glyphs), Header(self._glyphs)))
+        self.open_page(Page(SourcesPanel(self._glyphs), Header(self._glyphs)))
+
+    def _open_audit(self) -> None:
+        from console.checks.audit import audit
+        from console.ui.screens.audit import AuditPanel
+
+        read = partial(audit, self._site, self._profiles)
+        self.open_page(Page(AuditPanel(read, self._glyphs), Header(self._glyphs)))
 
     def _open_help(self) -> None:
         from console.ui.screens.help import Help
@@ -284,7 +321,8 @@ def run(
         return BAD_FILE
     monitor = Monitor(site, profiles=profiles.profiles, notices=notices)
     # Not App.run: its loop would wait at the end for a thread that a card keeps in the kernel.
-    status = loop.run(kind(monitor, site).run_async())
+    desk = Desk(site, profiles.profiles, monitor)
+    status = loop.run(kind(monitor, site, desk=desk, profiles=profiles.profiles).run_async())
     return status if status is not None else 0
 
 

@@ -21,11 +21,12 @@ class Glyphs(msgspec.Struct, frozen=True):
     ellipsis: str
     separator: str
     remedy: str
+    back: str  # a step that was taken back
     plot: str  # plotext's marker
 
 
-UNICODE = Glyphs("━", "╸", "─", "─", "●", "▲", "✖", "○", "◐", "…", "·", "→", "braille")
-ASCII = Glyphs("=", "-", ".", "-", "*", "!", "X", "o", "~", "~", "|", ">", "*")
+UNICODE = Glyphs("━", "╸", "─", "─", "●", "▲", "✖", "○", "◐", "…", "·", "→", "↶", "braille")
+ASCII = Glyphs("=", "-", ".", "-", "*", "!", "X", "o", "~", "~", "|", ">", "<", "*")
 
 _PLAIN = {
     "·": "|",
@@ -36,6 +37,7 @@ _PLAIN = {
     "’": "'",
     "°": " ",
     "→": ">",
+    "↶": "<",
     "“": '"',
     "”": '"',
     "●": "*",

@@ -66,6 +66,10 @@ def _time_of(snapshot: Snapshot) -> Row:
 class Header(Panel, can_focus=False):
     """One row. The state comes first; where room is short the clock goes, then the cards, then the model."""
 
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id)
+        self.job: str | None = None  # what the job of this host is at, in a few words
+
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
         glyphs = self.glyphs
         name: Row = [Span(" "), Span(snapshot.host, "title"), Span(" ")]
@@ -73,6 +77,7 @@ class Header(Panel, can_focus=False):
         model = self._model(snapshot)
         cards = _cards(snapshot)
         clock: Row = [Span(time.strftime("%H:%M:%S", time.localtime(snapshot.wall)), "dim"), Span(" ")]
+        job: Row = [] if self.job is None else [Span(f" {glyphs.work} {self.job} ", "block-warn")]
         badges: Row = []
         for word, holds in (("simulated", snapshot.site.simulated), ("read-only", snapshot.site.read_only)):
             if holds:
@@ -84,7 +89,7 @@ class Header(Panel, can_focus=False):
         if since and width_of(since) <= room:
             left = [*left, *since]
             room -= width_of(since)
-        for part, optional in ((model, False), (badges, False), (cards, True), (clock, True)):
+        for part, optional in ((job, False), (model, False), (badges, False), (cards, True), (clock, True)):
             wide = width_of(part) + 2
             if part and wide <= room:
                 room -= wide

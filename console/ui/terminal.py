@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from console.model.text import clean
+
 #: Seconds that an orderly end may take before the process ends itself.
 GRACE = 1.0
 
@@ -75,6 +77,11 @@ def size(descriptor: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return (columns, rows) if columns > 0 and rows > 0 else None
+
+
+def notification(words: str) -> str:
+    """OSC 9: a terminal that knows it shows the words even while its window is hidden; others drop it."""
+    return f"\x1b]9;{clean(words)}\x07"
 
 
 def leave_on_hangup(leave: Callable[[], None]) -> None:

@@ -1,0 +1,132 @@
+"""What the screen does when a key changes something: makes the plan, starts its job, follows jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
+
+from console.model.operation import Actor, JobView, Plan
+from console.model.profile import Profile
+from console.model.site import Site
+
+if TYPE_CHECKING:
+    from console.operations.step import Context
+    from console.sources.monitor import Monitor
+    from console.store.state import State
+    from console.ui.screens.job import Order
+
+#: Seconds between two looks for a job that somebody else started.
+LOOK_S = 1.0
+
+
+class Screen(Protocol):
+    """What the desk tells the screen."""
+
+    def job_moved(self, view: JobView, opened: bool) -> None:
+        """A job that is followed changed, or ended. ``opened``: the operator is to see it now."""
+
+    def job_ended(self, view: JobView) -> None:
+        """A job that was running has ended, or was interrupted."""
+
+
+class Desk:
+    """Plans and jobs of one site, for the console. It draws nothing.
+
+    ``jobs`` are those of the audit trail; ``current`` is the job that runs, or the
+    one that was interrupted and waits for a word.
+    """
+
+    def __init__(self, site: Site, profiles: tuple[Profile, ...], monitor: Monitor) -> None:
+        self._site = site
+        self._profiles = profiles
+        self._monitor = monitor
+        self._followed: set[str] = set()
+        self.current: JobView | None = None
+
+    def profile_with_key(self, key: int) -> Profile | None:
+        return next((profile for profile in self._profiles if profile.key == key), None)
+
+    def confirms(self, profile: Profile) -> bool:
+        """Whether a switch to it waits for a ``y``."""
+        how = self._site.switch.get(profile.name)
+        return how is None or how.confirm
+
+    async def plan(self, make: Callable[[Context], Awaitable[Plan]]) -> Plan:
+        """The plan that ``make`` makes of what is seen now. Refused when there can be none."""
+        from console.operations.step import Context
+
+        return await make(
+            Context(
+                site=self._site,
+                profiles=self._profiles,
+                monitor=self._monitor,
+                state=self._state(),
+                clock=time.monotonic,
+                wall_clock=time.time,
+            )
+        )
+
+    async def start(self, plan: Plan) -> str:
+        """Start the job of a confirmed plan: its id. Locked or StateProblem when there can be none."""
+        from console.operations.launch import actor_here, submit
+
+        actor: Actor = actor_here(os.environ)
+        return await asyncio.to_thread(submit, self._state(), self._site, self._profiles, plan, actor, None)
+
+    async def order(self, job: str, order: Order) -> None:
+        """Let an interrupted job go on, or be taken back. Locked or StateProblem when it cannot."""
+        from console.operations import launch
+
+        self._followed.discard(job)
+        await asyncio.to_thread(getattr(launch, order), self._state(), job)
+
+    async def jobs(self) -> tuple[JobView, ...]:
+        """Newest first. StateProblem when they cannot be read."""
+        from console.store.jobs import list_jobs
+
+        return await asyncio.to_thread(list_jobs, self._state())
+
+    async def follow(self, job: str, screen: Screen, *, opened: bool = False) -> None:
+        """Tell the screen how a job goes, until it has ended or was interrupted."""
+        from console.operations.journal import follow
+
+        if job in self._followed:
+            return
+        self._followed.add(job)
+        view: JobView | None = None
+        async for view in follow(self._state(), job):
+            self.current = view if view.state in ("running", "interrupted") else None
+            screen.job_moved(view, opened)
+            opened = False
+        if view is not None:
+            screen.job_ended(view)
+
+    async def watch(self, screen: Screen) -> None:
+        """For as long as the console is open: follow every job of this host, whoever started it."""
+        from console.store.lock import holder
+
+        await self._find_interrupted(screen)
+        while True:
+            found = await asyncio.to_thread(holder, self._state())
+            if found is not None and found.job not in self._followed:
+                asyncio.get_running_loop().create_task(self.follow(found.job, screen))
+            await asyncio.sleep(LOOK_S)
+
+    async def _find_interrupted(self, screen: Screen) -> None:
+        state = self._state()
+        if not state.jobs.is_dir():
+            return
+        for view in await self.jobs():
+            if view.state == "interrupted":
+                self._followed.add(view.id)
+                self.current = view
+                screen.job_moved(view, True)
+                return
+
+    def _state(self) -> State:
+        from console.store.state import state_of
+
+        return state_of(self._site, os.environ, os.geteuid())
