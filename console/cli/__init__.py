@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from console import __version__
-from console.cli import audit, budget, files, look
+from console.cli import audit, budget, files, look, smoke
 from console.cli.shared import (
     EXIT_GOOD,
     FILE,
@@ -100,7 +100,7 @@ def _screen(given: Given) -> int:
     return run(here.site, profiles, given.read_only or here.site.read_only, here.path, notices)
 
 
-for command in (look.status, look.doctor, audit.audit, files.config, files.profile, budget.budget):
+for command in (look.status, look.doctor, audit.audit, files.config, files.profile, budget.budget, smoke.smoke):
     gpuops.add_command(command)
 
 

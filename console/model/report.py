@@ -285,7 +285,8 @@ def findings_document(findings: tuple[Finding, ...]) -> dict[str, Any]:
     return {"schema": FINDINGS_SCHEMA, "verdict": overall(findings), "findings": list(findings)}
 
 
-_MARKS: dict[Verdict, tuple[str, Tone]] = {
+#: How each verdict is marked and coloured where findings are listed.
+MARKS: dict[Verdict, tuple[str, Tone]] = {
     "pass": ("ok", "good"),
     "fail": ("FAIL", "bad"),
     "warn": ("warn", "warn"),
@@ -298,7 +299,7 @@ def finding_lines(findings: tuple[Finding, ...]) -> tuple[Line, ...]:
     """For a person: a line a finding, and the remedy below it."""
     lines: list[Line] = []
     for finding in findings:
-        mark, tone = _MARKS[finding.verdict]
+        mark, tone = MARKS[finding.verdict]
         head = f"{mark:<5}{finding.title}"
         text = f"{head}: {finding.evidence}" if finding.evidence else head
         wrapped = textwrap.wrap(text, WIDTH, subsequent_indent=" " * 7)
@@ -309,8 +310,8 @@ def finding_lines(findings: tuple[Finding, ...]) -> tuple[Line, ...]:
             )
             lines += [Line(line) for line in wrapped]
     counts = Counter(finding.verdict for finding in findings)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _MARKS if counts[verdict])
-    return (*lines, Line(""), Line(told, _MARKS[overall(findings)][1]))
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict])
+    return (*lines, Line(""), Line(told, MARKS[overall(findings)][1]))
 
 
 def _gib(size: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -91,15 +92,24 @@ def text_of(content: object) -> str:
     return ""
 
 
-def answer(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], thinking: bool) -> Said:
-    """The model's answer to a chat."""
+def answer(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    thinking: bool,
+    choice: object = "auto",
+) -> Said:
+    """The model's answer to a chat. ``choice`` is the request's ``tool_choice``: a name in it is obeyed."""
     question = next((text_of(m.get("content")) for m in reversed(messages) if m.get("role") == "user"), "")
     last = messages[-1] if messages else {}
     if last.get("role") == "tool":
         result = text_of(last.get("content"))
         return Said(f"The tool answered: {result}", _thought("I have the tool's result.", thinking))
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
-    if functions:
+    named = _named(choice)
+    if named is not None:
+        functions = [function for function in functions if function.get("name") == named] or functions
+    must = named is not None or choice == "required" or "tool" in question.lower()
+    if functions and (must or _known(question) is None):
         calls = _calls(question, functions)
         names = " and ".join(sorted({call.name for call in calls}))
         thought = f"The user asks: {_short(question)} I should call {names}."
@@ -114,19 +124,43 @@ def answer(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, A
     return Said(said, _thought(thought, thinking))
 
 
+def fill(schema: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
+    """JSON that fits a schema, about the first place that the question names."""
+    question = next((text_of(m.get("content")) for m in reversed(messages) if m.get("role") == "user"), "")
+    place = next(iter(_places(question)), "")
+    return json.dumps(_arguments(schema, question, place), ensure_ascii=False)
+
+
 def complete(text: str) -> str:
     """The continuation of a raw prompt."""
     said = _known(text)
     return f" {said}" if said is not None else f" {_prose(text)}"
 
 
-def raw_calls(calls: Sequence[ToolCall]) -> str:
-    """Tool calls in the model's own markers, as they look when nobody parses them."""
+def raw_calls(calls: Sequence[ToolCall], kimi: bool = True) -> str:
+    """Tool calls in the model's own markers, as they look when nobody parses them: Kimi's, or Qwen's."""
+    if not kimi:
+        return "".join(_qwen_call(call) for call in calls)
     body = "".join(
         f"<|tool_call_begin|>functions.{call.name}:{index}<|tool_call_argument_begin|>{call.arguments}<|tool_call_end|>"
         for index, call in enumerate(calls)
     )
     return f"{TOOLS_BEGIN}{body}{TOOLS_END}"
+
+
+def _qwen_call(call: ToolCall) -> str:
+    inside = "".join(
+        f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+        for name, value in json.loads(call.arguments).items()
+    )
+    return f"<tool_call>\n<function={call.name}>\n{inside}</function>\n</tool_call>"
+
+
+def _named(choice: object) -> str | None:
+    """The tool that a request's ``tool_choice`` names."""
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def _thought(text: str, thinking: bool) -> str | None:
@@ -185,6 +219,10 @@ def _calls(question: str, functions: Sequence[Mapping[str, Any]]) -> tuple[ToolC
     name = str(function.get("name", "tool"))
     parameters = function.get("parameters")
     schema = parameters if isinstance(parameters, Mapping) else {}
+    dictated = question.partition("exactly these arguments: ")[2]
+    if dictated:
+        with contextlib.suppress(ValueError):  # else they are made up like any others
+            return (ToolCall(name, json.dumps(json.loads(dictated), ensure_ascii=False)),)
     places = _places(question)
     several = " and " in question or "," in question
     return tuple(

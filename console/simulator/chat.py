@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from console.simulator.answers import Said, ToolCall, answer, complete, raw_calls, text_of, tokens
+from console.simulator.answers import Said, ToolCall, answer, complete, fill, raw_calls, text_of, tokens
 from console.simulator.clock import Clock
 from console.simulator.faults import Faults
 from console.simulator.spec import EngineSpec
@@ -109,7 +109,7 @@ class ChatDesk:
         if stream:
             await self._stream_chat(reply, body, request, output, str(model))
         else:
-            await self._whole_chat(reply, request, output, str(model))
+            await self._whole_chat(reply, body, request, output, str(model))
 
     async def generate(self, call: Call, reply: Reply) -> None:
         """``/generate``."""
@@ -218,13 +218,18 @@ class ChatDesk:
             return self._cut(Said("!" * limit), limit, ())
         switches = body.get("chat_template_kwargs") or {}
         thinking = switches.get("thinking", switches.get("enable_thinking", True)) is not False
-        said = answer(messages, tools, thinking)
+        said = answer(messages, tools, thinking, body.get("tool_choice"))
         wanted = body.get("response_format")
-        if isinstance(wanted, Mapping) and wanted.get("type") in ("json_object", "json_schema"):
+        if isinstance(wanted, Mapping) and wanted.get("type") == "json_object":
             said = Said(msgspec.json.encode({"answer": said.content}).decode(), said.reasoning)
+        elif isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
+            form = wanted.get("json_schema")
+            schema = form.get("schema") if isinstance(form, Mapping) else None
+            said = Said(fill(schema if isinstance(schema, Mapping) else {}, messages), said.reasoning)
         leaks = "leak" in self._faults or (said.calls and self._spec.tool_call_parser is None)
         if leaks and said.calls:
-            said = Said(said.content + raw_calls(said.calls), said.reasoning)
+            kimi = self._spec.model.model_type.startswith("kimi")
+            said = Said(said.content + raw_calls(said.calls, kimi), said.reasoning)
         if said.reasoning is not None and self._spec.reasoning_parser is None:
             said = Said(f"<think>{said.reasoning}</think>{said.content}", None, said.calls)
         return self._cut(said, limit, _stops(body.get("stop")))
@@ -298,7 +303,26 @@ class ChatDesk:
         if request.rid in self._aborted:
             raise _Aborted
 
-    async def _whole_chat(self, reply: Reply, request: Request, output: Output, model: str) -> None:
+    def _logprobs(self, body: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, object] | None:
+        """One entry a token, when the request asked for them; null where the model computes NaN."""
+        if not body.get("logprobs"):
+            return None
+        value = None if "nan" in self._faults else -0.0231
+        return {
+            "content": [
+                {
+                    "token": piece.text,
+                    "bytes": list(piece.text.encode()),
+                    "logprob": value,
+                    "top_logprobs": [],
+                }
+                for piece in pieces
+            ]
+        }
+
+    async def _whole_chat(
+        self, reply: Reply, body: Mapping[str, Any], request: Request, output: Output, model: str
+    ) -> None:
         finish = output.finish_reason
         try:
             async with contextlib.aclosing(self._serve(request, output)) as steps:
@@ -323,7 +347,7 @@ class ChatDesk:
             ]
             or None,
         }
-        body = {
+        document = {
             "id": request.rid,
             "object": "chat.completion",
             "created": int(request.arrived),
@@ -332,7 +356,7 @@ class ChatDesk:
                 {
                     "index": 0,
                     "message": message,
-                    "logprobs": None,
+                    "logprobs": self._logprobs(body, output.pieces),
                     "finish_reason": finish,
                     "matched_stop": output.matched_stop,
                 }
@@ -340,16 +364,21 @@ class ChatDesk:
             "usage": _usage(request, output),
             "metadata": {"weight_version": "default"},
         }
-        reply.send(200, msgspec.json.encode(body))
+        reply.send(200, msgspec.json.encode(document))
 
     async def _stream_chat(
         self, reply: Reply, body: Mapping[str, Any], request: Request, output: Output, model: str
     ) -> None:
-        def event(delta: Mapping[str, object], finish: str | None = None, matched: object = None) -> bytes:
+        def event(
+            delta: Mapping[str, object],
+            finish: str | None = None,
+            matched: object = None,
+            logprobs: object = None,
+        ) -> bytes:
             choice = {
                 "index": 0,
                 "delta": delta,
-                "logprobs": None,
+                "logprobs": logprobs,
                 "finish_reason": finish,
                 "matched_stop": matched,
             }
@@ -361,8 +390,10 @@ class ChatDesk:
         try:
             async with contextlib.aclosing(self._serve(request, output)) as steps:
                 async for pieces in steps:
+                    said = self._logprobs(body, pieces)  # with the first delta of the step, as SGLang does
                     for delta in self._deltas(pieces):
-                        await reply.chunk(event(delta))
+                        await reply.chunk(event(delta, logprobs=said))
+                        said = None
         except _Aborted:
             finish = "abort"
         await reply.chunk(event({"reasoning_content": None}, finish, output.matched_stop))

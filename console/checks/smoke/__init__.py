@@ -132,7 +132,7 @@ AFTER_START = ("served-name", "parsers", "sanity", "degenerate", "logprobs", "re
 
 
 def chosen(only: Collection[str]) -> tuple[Check, ...]:
-    """The checks of these ids or groups (``tools``: all that begin with ``tools-``), or all. Raises UnknownCheck."""
+    """The checks of these ids or groups (``tools``: all ``tools-…``), or all. Raises UnknownCheck."""
     names = {check.id for check in CHECKS}
     groups = {name.partition("-")[0] for name in names if "-" in name}
     for name in only:

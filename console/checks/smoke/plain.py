@@ -78,14 +78,11 @@ async def parsers(session: Session) -> Result:
 
 async def sanity(session: Session) -> Result:
     """Answers that everybody knows, at temperature 0."""
-    expected: dict[int, str] = {}
-    exchanges: list[Exchange] = []
-    for mode in await asyncio.gather(
-        *(session.in_each_mode(question, thinking=False) for question, _ in prompts.KNOWN)
-    ):
-        exchanges += mode
-    for number, exchange in enumerate(exchanges):
-        expected[id(exchange)] = prompts.KNOWN[number // 2][1]
+    asked = [(question, wanted, stream) for question, wanted in prompts.KNOWN for stream in (False, True)]
+    exchanges = await asyncio.gather(
+        *(session.chat(question, stream=stream) for question, _, stream in asked)
+    )
+    expected = {id(exchange): wanted for exchange, (_, wanted, _) in zip(exchanges, asked, strict=True)}
 
     def judge(exchange: Exchange, answer: Answer) -> Iterator[Problem]:
         wanted = expected[id(exchange)]

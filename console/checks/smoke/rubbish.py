@@ -33,7 +33,7 @@ def rubbish(text: str, *, latin: bool = False) -> str | None:
     if "\ufffd" in text:
         return f"{text.count(chr(0xFFFD))} replacement characters: bytes of the text were lost"
     if len(signs) >= 4 and len(set(signs)) == 1 and not signs.isdigit():
-        return f"nothing but {signs[0]!r}, {len(signs)} times"
+        return f"nothing but {signs[0]!r}"
     sign, run = max(((one, len(list(same))) for one, same in groupby(signs)), key=lambda pair: pair[1])
     if run >= _RUN and sign not in _RULES:
         return f"{sign!r} {run} times in a row"

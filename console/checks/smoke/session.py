@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from console.checks.smoke.answer import parse_chat, parse_generated
+from console.checks.smoke.rubbish import rubbish
 from console.checks.smoke.wire import Exchange, Wire
 from console.model.engine import EngineIdentity
 from console.model.profile import Profile
@@ -26,6 +27,9 @@ AT_ONCE = 6
 #: Tokens of an answer, with and without thinking before it.
 SHORT = 96
 THINKING = 1024
+
+#: Tokens that are enough once it is known that the engine speaks rubbish.
+RUBBISH = 48
 
 #: Reasoning parsers whose models think whatever the chat template is told (their detectors force it).
 ALWAYS_THINKING = frozenset(
@@ -154,7 +158,11 @@ class Session:
         mode = "streamed" if stream else "whole"
         if self.expects_reasoning:
             mode += ", thinking" if thinking else ", not thinking"
-        return await self._wire.send("/v1/chat/completions", body, mode, parse_chat)
+        exchange = await self._wire.send("/v1/chat/completions", body, mode, parse_chat)
+        answer = exchange.answer
+        if answer is not None and (rubbish(answer.content) or rubbish(answer.reasoning)):
+            self._wire.token_cap = RUBBISH
+        return exchange
 
     async def in_each_mode(
         self, messages: str | Sequence[Mapping[str, Any]], *, thinking: bool = True, **more: Any

@@ -10,16 +10,17 @@ from console.checks.smoke.answer import error_words
 from console.model.text import clean
 
 Kind = Literal[
-    "refused", "unauthorised", "busy", "hung", "died", "endless", "malformed", "rejected", "not-asked"
+    "refused", "unauthorised", "busy", "slow", "hung", "died", "endless", "malformed", "rejected", "not-asked"
 ]
 
 #: Not the model's fault, and gone in a moment: no verdict on the model.
-NO_VERDICT: frozenset[Kind] = frozenset({"busy", "not-asked"})
+NO_VERDICT: frozenset[Kind] = frozenset({"busy", "slow", "not-asked"})
 
 _REMEDIES: dict[Kind, str] = {
     "refused": "nothing listens there: look at the service's state and its journal, and at service.url",
     "unauthorised": "put the API key in a file and name it in service.api_key_file",
     "busy": "try again when fewer requests wait, or raise --max-queued-requests",
+    "slow": "try again when the engine has less to do, or look at its tokens a second",
     "hung": "look at the journal; a scheduler that stands still needs a restart",
     "died": "look at the journal for the crash: the engine ended while it answered",
     "endless": "look at the stop tokens of the model and at its generation_config.json",

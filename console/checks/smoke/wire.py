@@ -79,6 +79,8 @@ class Wire:
         self._scopes: set[asyncio.Timeout] = set()
         self._judging = asyncio.Lock()
         self._stuck: Trouble | None = None
+        #: Once the engine has spoken rubbish it may do so up to any limit: this one is kept lower.
+        self.token_cap: int | None = None
 
     def __repr__(self) -> str:
         return f"<Wire {self._url}>"
@@ -90,6 +92,8 @@ class Wire:
         async with self._places:
             rid = f"{RID_PREFIX}{self._run}-{next(self._numbers)}"
             body = {**body, "rid": rid}
+            if self.token_cap is not None and "max_tokens" in body:
+                body["max_tokens"] = min(body["max_tokens"], self.token_cap)
             if self._stuck is not None:
                 words = "not asked: the engine did not answer the requests before"
                 return Exchange(mode=mode, path=path, request=body, trouble=Trouble("not-asked", words))
@@ -272,7 +276,8 @@ class _Request:
         silence = time.monotonic() - self._last_at
         if silence > 5:
             return Trouble("hung", f"fell silent in the middle: no token for {silence:.0f} s")
-        return Trouble("endless", f"still streaming after {waited:.0f} s")
+        events = 0 if self._stream is None else self._stream.events
+        return Trouble("slow", f"still streaming after {waited:.0f} s, {events} events")
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
