@@ -110,13 +110,14 @@ class Changes:
         self._work(self._start(plan), "submit")
 
     async def _start(self, plan: Plan) -> None:
-        from console.operations.launch import Locked
+        from console.operations.step import Refused
+        from console.store.lock import Locked
         from console.store.state import StateProblem
 
         assert self._desk is not None
         try:
             job = await self._desk.start(plan)
-        except (Locked, StateProblem) as problem:
+        except (Locked, Refused, StateProblem) as problem:
             self._say(str(problem))
             return
         self._work(self._desk.follow(job, self, opened=True), f"job {job}")
@@ -148,13 +149,14 @@ class Changes:
 
     def _order(self, job: str, order: Order) -> None:
         async def work() -> None:
-            from console.operations.launch import Locked
+            from console.operations.step import Refused
+            from console.store.lock import Locked
             from console.store.state import StateProblem
 
             assert self._desk is not None
             try:
                 await self._desk.order(job, order)
-            except (Locked, StateProblem) as problem:
+            except (Locked, Refused, StateProblem) as problem:
                 self._say(str(problem))
                 return
             await self._desk.follow(job, self, opened=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
-from console.model.operation import Actor, JobView, Plan
+from console.model.operation import JobView, Plan
 from console.model.profile import Profile
 from console.model.site import Site
 
@@ -70,14 +70,14 @@ class Desk:
         )
 
     async def start(self, plan: Plan) -> str:
-        """Start the job of a confirmed plan: its id. Locked or StateProblem when there can be none."""
+        """Start the job of a confirmed plan: its id. Locked, Refused or StateProblem when there can be none."""
         from console.operations.launch import actor_here, submit
 
-        actor: Actor = actor_here(os.environ)
+        actor = actor_here()
         return await asyncio.to_thread(submit, self._state(), self._site, self._profiles, plan, actor, None)
 
     async def order(self, job: str, order: Order) -> None:
-        """Let an interrupted job go on, or be taken back. Locked or StateProblem when it cannot."""
+        """Let an interrupted job go on, or be taken back. Locked, Refused or StateProblem when it cannot."""
         from console.operations import launch
 
         self._followed.discard(job)
