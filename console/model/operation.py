@@ -132,7 +132,14 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ev
     reasons: tuple[str, ...] = ()
 
 
-Event = JobStart | StepEvent | Progress | KernelLine | JobEnd
+class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice", tag_field="event"):
+    """Something that went wrong beside the job and did not stop it, such as an audit trail that is full."""
+
+    at: float
+    words: str
+
+
+Event = JobStart | StepEvent | Progress | KernelLine | Notice | JobEnd
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,8 +167,21 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     direction: Direction = "forward"
     progress: Progress | None = None
     kernel: tuple[KernelLine, ...] = ()
+    notices: tuple[Notice, ...] = ()
     ended_at: float | None = None
     reasons: tuple[str, ...] = ()
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything on the host may have been changed by it."""
+        return any(step.state not in ("waiting", "skipped") for step in self.steps)
+
+    @property
+    def turned_back(self) -> bool:
+        """Whether it began to take its steps back: from then on it only goes back."""
+        return any(
+            step.state in ("undoing", "undone", "undo-failed", "nothing-to-undo") for step in self.steps
+        )
 
     @property
     def outcome(self) -> str | None:
@@ -194,6 +214,7 @@ def job_view(
     end: JobEnd | None = None
     progress: Progress | None = None
     kernel: list[KernelLine] = []
+    notices: list[Notice] = []
     for event in events:
         if isinstance(event, JobStart):
             start, end, progress = event, None, None
@@ -203,6 +224,8 @@ def job_view(
             progress = event
         elif isinstance(event, KernelLine):
             kernel.append(event)
+        elif isinstance(event, Notice):
+            notices.append(event)
         elif event.step in steps:
             steps[event.step] = _moved(steps[event.step], event)
             progress = None
@@ -219,6 +242,7 @@ def job_view(
         direction=start.direction if start is not None else "forward",
         progress=progress,
         kernel=tuple(kernel),
+        notices=tuple(notices),
         ended_at=end.at if end is not None else None,
         reasons=end.reasons if end is not None else (),
     )
