@@ -111,9 +111,13 @@ class UnitText(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse(text: str, drop_ins: Sequence[str] = ()) -> UnitText:
     """The service of a unit file and the texts of its drop-ins, in systemd's order. Never fails."""
-    found = tuple(one for each in (text, *drop_ins) for one in settings(each))
-    unit = UnitText(settings=found)
+    found: list[Setting] = []
     ignored: list[str] = []
+    for each in (text, *drop_ins):
+        of_this, stopped = settings(each)
+        found += of_this
+        ignored += [stopped] if stopped else []
+    unit = UnitText(settings=tuple(found))
     unknown: list[str] = []
     environment = _environment(unit.values("Service", "Environment"), ignored, unknown)
     prefix, argv, commands = _command(unit.values("Service", "ExecStart"), environment, ignored, unknown)
@@ -137,18 +141,15 @@ def _environment(values: Iterable[str], ignored: list[str], unknown: list[str]) 
     environment: dict[str, str] = {}
     for value in values:
         try:
-            words = split_words(value)
+            for word in split_words(value):
+                text, specifiers = without_specifiers(word)
+                unknown.extend(specifiers)
+                if (pair := assignment(text)) is None:
+                    ignored.append(f"Environment=: {clean(text)} is not NAME=value")
+                else:
+                    environment[pair[0]] = pair[1]
         except UnitProblem as problem:
             ignored.append(f"Environment=: {problem}")
-            continue
-        for word in words:
-            text, specifiers = without_specifiers(word)
-            unknown.extend(specifiers)
-            pair = assignment(text)
-            if pair is None:
-                ignored.append(f"Environment=: {clean(text)} is not NAME=value")
-            else:
-                environment[pair[0]] = pair[1]
     return environment
 
 

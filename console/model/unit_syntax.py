@@ -46,18 +46,20 @@ class Setting(msgspec.Struct, frozen=True):
     value: str
 
 
-def settings(text: str) -> tuple[Setting, ...]:
-    """Every assignment of a unit file, in its order. What systemd ignores is left out."""
+def settings(text: str) -> tuple[tuple[Setting, ...], str | None]:
+    """Every assignment of a unit file, in its order, and why systemd refuses the file, if it does."""
     found = []
     section = ""
     for line in _logical_lines(text):
+        if (letter := unwritable(line)) is not None:
+            return tuple(found), f"systemd refuses the whole file for its character U+{ord(letter):04X}"
         if line.startswith("["):
             section = line[1:-1] if line.endswith("]") else section
             continue
         key, equals, value = line.partition("=")
         if equals and section:
             found.append(Setting(section, key.strip(_WHITESPACE), value.strip(_WHITESPACE)))
-    return tuple(found)
+    return tuple(found), None
 
 
 def _logical_lines(text: str) -> Iterator[str]:
@@ -72,14 +74,14 @@ def _logical_lines(text: str) -> Iterator[str]:
             held = line[:-1] + " "
             continue
         held = ""
-        if (whole := line.strip(_WHITESPACE)) and unwritable(whole) is None:
+        if whole := line.strip(_WHITESPACE):
             yield whole
-    if (whole := held.strip(_WHITESPACE)) and unwritable(whole) is None:
+    if whole := held.strip(_WHITESPACE):
         yield whole
 
 
 def unwritable(text: str) -> str | None:
-    """The first character for which systemd ignores a whole line (utf8.c, unichar_is_valid), else None."""
+    """The first character for which systemd refuses a whole file (utf8.c, unichar_is_valid), else None."""
     if text.isascii():
         return None
     for letter in text:
@@ -92,18 +94,15 @@ def unwritable(text: str) -> str | None:
 # Words -----------------------------------------------------------------------------------------
 
 
-def split_words(text: str, *, relaxed: bool = False) -> tuple[str, ...]:
-    """Words with systemd's quotes and C escapes.
+def split_words(text: str) -> Iterator[str]:
+    """Words with systemd's quotes and C escapes, as in Environment=, one after the other.
 
-    UnitProblem for a quote that is not closed and, unless ``relaxed``, for an unknown escape;
-    relaxed, that one stays as it is, as in ExecStart.
+    UnitProblem for a quote that is not closed and for an unknown escape: systemd keeps the words before it.
     """
-    words = []
     at = 0
     while (at := _skipped(text, at)) < len(text):
-        word, at = _word(text, at, relaxed)
-        words.append(word)
-    return tuple(words)
+        word, at = _word(text, at, False)
+        yield word
 
 
 def _skipped(text: str, at: int) -> int:
@@ -113,7 +112,10 @@ def _skipped(text: str, at: int) -> int:
 
 
 def _word(text: str, at: int, relaxed: bool) -> tuple[str, int]:
-    """The word that begins at ``at``, and where it ends. Quotes may stand anywhere in it."""
+    """The word that begins at ``at``, and where it ends. Quotes may stand anywhere in it.
+
+    ``relaxed``: an unknown escape stays as it is, as in ExecStart.
+    """
     word = bytearray()  # \xNN is a byte, not a character
     quote = ""
     while at < len(text):
@@ -202,7 +204,7 @@ def expanded(word: str, environment: Mapping[str, str]) -> tuple[tuple[str, ...]
         name = word[1:]
         if name not in environment:
             return (), (name,)
-        return tuple(environment[name].split()), ()
+        return tuple(_words_of_variable(environment[name])), ()
     unknown: list[str] = []
 
     def one(match: re.Match[str]) -> str:
@@ -213,6 +215,28 @@ def expanded(word: str, environment: Mapping[str, str]) -> tuple[tuple[str, ...]
         return environment.get(match[1], "")
 
     return (_DOLLAR.sub(one, word),), tuple(unknown)
+
+
+def _words_of_variable(value: str) -> Iterator[str]:
+    """The value of a ``$NAME`` as words: quotes hold one together, a backslash keeps what follows it."""
+    word: list[str] | None = None
+    quote = ""
+    letters = iter(value)
+    for letter in letters:
+        if letter in _WHITESPACE and not quote:
+            if word is not None:
+                yield "".join(word)
+            word = None
+            continue
+        word = [] if word is None else word
+        if letter == quote:
+            quote = ""
+        elif not quote and letter in "\"'":
+            quote = letter
+        else:
+            word.append(next(letters, "") if letter == "\\" else letter)
+    if word is not None:
+        yield "".join(word)
 
 
 def assignment(word: str) -> tuple[str, str] | None:
