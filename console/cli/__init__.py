@@ -100,7 +100,15 @@ def _screen(given: Given) -> int:
     return run(here.site, profiles, given.read_only or here.site.read_only, here.path, notices)
 
 
-for command in (look.status, look.doctor, audit.audit, files.config, files.profile, budget.budget, smoke.smoke):
+for command in (
+    look.status,
+    look.doctor,
+    audit.audit,
+    files.config,
+    files.profile,
+    budget.budget,
+    smoke.smoke,
+):
     gpuops.add_command(command)
 
 

@@ -172,7 +172,10 @@ def _finding_lines(finding: Finding, took: float) -> tuple[Line, ...]:
         wrapped = textwrap.wrap(finding.remedy, _WIDTH, initial_indent=arrow, subsequent_indent=indent)
         lines += [Line(line) for line in wrapped]
     for detail in finding.evidence.split("\n")[1:]:
-        wrapped = textwrap.wrap(detail, _WIDTH, initial_indent=" " * 5, subsequent_indent=" " * 7)
+        # The whole of it is in --json; here the lines of the checks must stay in sight.
+        wrapped = textwrap.wrap(
+            detail, _WIDTH, initial_indent=" " * 5, subsequent_indent=" " * 7, max_lines=3, placeholder=" …"
+        )
         lines += [Line(line, "dim") for line in wrapped]
     return tuple(lines)
 
