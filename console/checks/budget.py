@@ -24,9 +24,10 @@ from console.model.kv import KvGeometry, Range, bytes_per_token, cache_dtype, ex
 from console.model.kv_arguments import KvArguments, read_arguments
 from console.model.kv_plan import CardRoom, Weights, plan, spread
 from console.model.profile import Profile
+from console.model.site import Site
 from console.model.snapshot import Snapshot
 from console.model.text import clean
-from console.sources.connect import Sources
+from console.sources.connect import Sources, connect
 from console.sources.engine.memory import EngineReport, read_report
 from console.sources.host_memory import groups_of, read_held, read_host_memory
 from console.sources.memory_log import read_load
@@ -35,6 +36,9 @@ from console.sources.source import Unavailable
 
 #: Seconds for ``/server_info``, which is a round trip through the scheduler.
 REPORT_DEADLINE = 3.0
+
+#: Half of the last digit that the engine logs, bytes.
+_ROUNDED = 1024**3 // 200
 
 _NO_MODEL = ModelFiles(path="", problem="no model-path is given")
 
@@ -61,6 +65,15 @@ class Evidence:
 async def examine(sources: Sources, snapshot: Snapshot, profile: Profile | None = None) -> Budget:
     """The budget of ``profile``; of the running service where None. Changes nothing, never raises."""
     return judge(await look(sources, snapshot, profile))
+
+
+async def read_budget(site: Site, snapshot: Snapshot, profile: Profile | None = None) -> Budget:
+    """``examine`` through runners and a client of its own."""
+    sources = connect(site)
+    try:
+        return await examine(sources, snapshot, profile)
+    finally:
+        await sources.client.close()
 
 
 async def look(sources: Sources, snapshot: Snapshot, profile: Profile | None) -> Evidence:
@@ -261,6 +274,7 @@ def _of_profile(evidence: Evidence, profile: Profile) -> Budget:
         version=version,
         draft=None if draft is None else draft.geometry,
         draft_weights=_draft_weights(evidence, arguments),
+        free=_free(evidence, arguments, room),
     )
     findings += plan_findings(found, arguments)
     if draft is not None and draft.geometry is None:
@@ -391,6 +405,15 @@ def _smallest(cards: tuple[CardMemory, ...]) -> CardRoom | None:
     return min(rooms, key=lambda room: room.usable, default=None)
 
 
+def _free(evidence: Evidence, arguments: KvArguments, room: CardRoom) -> Range | None:
+    """What the running engine found free before its weights, where as many ranks will find the same."""
+    now = _now(evidence)
+    seen = [told.before_weights for told in evidence.ranks.values() if told.before_weights]
+    if not seen or room.others or (now.tp_size, now.pp_size) != (arguments.tp_size, arguments.pp_size):
+        return None
+    return Range(min(seen) - _ROUNDED, min(seen) + _ROUNDED)
+
+
 def _measured(evidence: Evidence, arguments: KvArguments) -> RankMemory | None:
     """What the running engine reports, where it serves the very model in the very way."""
     now = _now(evidence)
@@ -414,6 +437,11 @@ def _weights(evidence: Evidence, arguments: KvArguments) -> Weights | None:
 
 
 def _draft_weights(evidence: Evidence, arguments: KvArguments) -> Weights | None:
+    measured = _measured(evidence, arguments)
+    same = arguments.drafts and _now(evidence).draft_path == arguments.draft_path
+    if same and measured is not None and measured.draft is not None:
+        size = exactly(measured.draft - (measured.draft_kv or 0))
+        return Weights(size, None, "as the running engine reports")
     draft = evidence.draft
     if not arguments.drafts or draft is None or draft.weights is None:
         return None

@@ -131,21 +131,25 @@ def context_finding(tokens: Range, context: int | None, running: int | None) -> 
     title = "Context and concurrency"
     if not tokens.high:
         return Finding("context", title, "fail", "not one token fits")
-    parts = []
-    verdict: Verdict = "pass"
+    ways = []
+    short = ""
     if context is not None:
         low, high = tokens.low / context, tokens.high / context
-        counts = f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
-        parts.append(f"{counts} requests of {context:,} tokens")
+        digits = 2 if low < 2 else 1
+        counts = f"{low:.{digits}f}"
+        if f"{high:.{digits}f}" != counts:
+            counts += f" to {high:.{digits}f}"
+        ways.append(f"{counts} requests of {context:,} tokens")
         if low < 1:
-            verdict = "warn"
-            parts.append(f"one request cannot use its whole context, only {in_tokens(tokens)} tokens")
+            cannot = "cannot" if high < 1 else "may not be able to"
+            short = f"; a single request {cannot} use its whole context"
     if running:
         each = Range(tokens.low // running, tokens.high // running)
-        parts.append(f"{running} requests of {in_tokens(each)} tokens")
-    evidence = "; or ".join(parts[:1] + parts[1:]) or f"{in_tokens(tokens)} tokens in all"
-    remedy = "lower context-length to what fits" if verdict == "warn" else None
-    return Finding("context", title, verdict, evidence, remedy)
+        ways.append(f"{running} requests of {in_tokens(each)} tokens")
+    evidence = (" or ".join(ways) or f"{in_tokens(tokens)} tokens in all") + short
+    if short:
+        return Finding("context", title, "warn", evidence, "lower context-length to what fits")
+    return Finding("context", title, "pass", evidence)
 
 
 def plan_findings(plan: KvPlan, arguments: KvArguments) -> list[Finding]:

@@ -49,7 +49,7 @@ def budget(given: Given, name: str | None, as_json: bool) -> int:
     async def look() -> Budget:
         monitor = Monitor(here.site, profiles=profiles.profiles, notices=notices)
         try:
-            return await examine(monitor.sources, await observe_once(monitor), profile)
+            return await examine(monitor.sources, await observe_once(monitor, processes=True), profile)
         finally:
             await monitor.close()
 

@@ -120,6 +120,14 @@ ACTIONS: tuple[Action, ...] = (
         group="look",
     ),
     Action(
+        id="budget",
+        keys="k",
+        shown="k",
+        label="budget",
+        help="Where the memory went, how many tokens fit, and what another profile would need.",
+        group="look",
+    ),
+    Action(
         id="theme",
         keys="T",
         shown="T",

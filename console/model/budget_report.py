@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from console.model import words
 from console.model.budget import Budget
 from console.model.card_memory import CardMemory, Kind
 from console.model.kv import FOUR_BITS, ITEM_BYTES, KvGeometry
@@ -72,17 +71,21 @@ def _about(budget: Budget) -> Iterator[Line]:
 def _cards(cards: tuple[CardMemory, ...]) -> Iterator[Line]:
     if not cards:
         return
-    names = "".join(f"{name:>8}" for name, _ in _COLUMNS)
+    shown = [(name, kind) for name, kind in _COLUMNS if any(present(card, kind) for card in cards)]
+    names = "".join(f"{name:>8}" for name, _ in shown)
     yield Line("")
-    yield Line(f"{'#':>2}{'in use':>7}{names}{'free':>7}".rstrip() + "   GiB now", "dim")
+    yield Line("GiB of each card now; work: CUDA context, NCCL buffers, activations; rest: nobody's", "dim")
+    yield Line(f"{'#':>2}{'in use':>7}{names}{'free':>7}", "dim")
     for card in cards:
-        shown = (
-            words.UNKNOWN if kind in card.unknown else gib(card.size(kind) or 0, 2) for _, kind in _COLUMNS
-        )
-        cells = "".join(f"{cell:>8}" for cell in shown)
+        cells = "".join(f"{gib(card.size(kind), 2):>8}" for _, kind in shown)
         warned = bool(card.size("others")) or card.used is None
         row = f"{card.index:>2}{gib(card.used, 1):>7}{cells}{gib(card.free, 1):>7}"
         yield Line(row, "warn" if warned else "plain")
+
+
+def present(card: CardMemory, kind: Kind) -> bool:
+    """Whether there is anything to say of this kind: a size, or that it is not known."""
+    return kind in card.unknown or bool(card.size(kind))
 
 
 def _arithmetic(budget: Budget) -> Iterator[Line]:

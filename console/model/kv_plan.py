@@ -121,14 +121,19 @@ def plan(
     version: str | None = None,
     draft: KvGeometry | None = None,
     draft_weights: Weights | None = None,
+    free: Range | None = None,
 ) -> KvPlan:
-    """What would fit on each card. ValueError for a kind of cache that is not known."""
+    """What would fit on each card. ValueError for a kind of cache that is not known.
+
+    ``free`` is what was measured before the first weight, with as many ranks; None: reckoned.
+    """
     dtype = cache_dtype(geometry, arguments.kv_cache_dtype, arguments.dtype)
     target = bytes_per_token(geometry, dtype, arguments.attention_tp)
     extra, own = _draft_cells(geometry, arguments, target, draft, dtype)
     charged = draft_is_charged(version) if extra else None
     cell = Range(target + (extra if charged else 0), target + (0 if charged is False else extra))
-    free = Range(max(0, card.usable - OVERHEAD.high), max(0, card.usable - OVERHEAD.low))
+    if free is None:
+        free = Range(max(0, card.usable - OVERHEAD.high), max(0, card.usable - OVERHEAD.low))
     share = fraction(arguments, card, geometry.multimodal)
     loaded = weights.each
     if draft_weights is not None:

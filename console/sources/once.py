@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from console.model.card import NvmlSample
 from console.model.reading import Reading
 from console.model.snapshot import Snapshot
 from console.sources.engine.sources import Models, read_once
@@ -21,16 +22,17 @@ QUIET_S = 0.4
 HEALTH_GLANCE_S = 0.03
 
 
-async def observe_once(monitor: Monitor, budget: float = 2.0) -> Snapshot:
+async def observe_once(monitor: Monitor, budget: float = 2.0, *, processes: bool = False) -> Snapshot:
     """One look at everything, as fast as the slowest source that is worth waiting for.
 
     The journal is read only when the engine does not answer: then it tells which
-    phase the load is in, or why the engine died. All within ``budget`` seconds.
+    phase the load is in, or why the engine died. With ``processes`` those on the cards,
+    which NVML names after the cards, are waited for. All within ``budget`` seconds.
     """
     watched = monitor.sources
     ends = asyncio.get_running_loop().time() + budget
     await asyncio.gather(
-        _look_at_cards(monitor, ends),
+        _look_at_cards(monitor, ends, processes),
         _first(watched.pci, monitor.pci, monitor.take_pci, ends),
         _first(watched.unit, monitor.unit, monitor.take_unit, ends),
         _look_at_engine(monitor, ends),
@@ -38,8 +40,11 @@ async def observe_once(monitor: Monitor, budget: float = 2.0) -> Snapshot:
     return monitor.snapshot()
 
 
-async def _look_at_cards(monitor: Monitor, ends: float) -> None:
-    await _first(monitor.sources.nvml, monitor.nvml, monitor.take_nvml, ends)
+async def _look_at_cards(monitor: Monitor, ends: float, processes: bool) -> None:
+    def named(sample: NvmlSample) -> bool:
+        return sample.processes_at is not None or not processes
+
+    await _first(monitor.sources.nvml, monitor.nvml, monitor.take_nvml, ends, named)
     with contextlib.suppress(TimeoutError):  # then nobody is named, and the time of the list says so
         async with asyncio.timeout_at(ends):
             await monitor.read_holders()
@@ -97,16 +102,25 @@ async def _read_past(source: Source[Any], fold: Callable[[Reading[Any]], None], 
 
 
 async def _first(
-    source: Source[Any], known: Reading[Any], fold: Callable[[Reading[Any]], None], ends: float
+    source: Source[Any],
+    known: Reading[Any],
+    fold: Callable[[Reading[Any]], None],
+    ends: float,
+    enough: Callable[[Any], bool] = lambda value: True,
 ) -> None:
-    """The first reading with a value, or with a reason that will not pass; what keeps silent says so."""
+    """The first reading with a value that is ``enough``, or with a reason that will not pass.
+
+    What keeps silent says so; what had less than enough to say is taken as it is.
+    """
     began = asyncio.get_running_loop().time()
     last = known
     readings = source.watch()
     try:
         async with asyncio.timeout_at(ends):
             async for last in readings:
-                if last.value is not None or not (last.error or "").startswith("NVML is starting"):
+                if last.value is None and not (last.error or "").startswith("NVML is starting"):
+                    break
+                if last.value is not None and enough(last.value):
                     break
             else:
                 last = last.failed(ENDED)

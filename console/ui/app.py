@@ -238,6 +238,7 @@ class Console(App[int]):
             "processes": self._open_processes,
             "sources": self._open_sources,
             "audit": self._open_audit,
+            "budget": self._open_budget,
             "theme": self._next_theme,
             "palette": self.action_command_palette,
             "help": self._open_help,
@@ -280,6 +281,13 @@ class Console(App[int]):
 
         read = partial(audit, self._site, self._profiles)
         self.open_page(Page(AuditPanel(read, self._glyphs), Header(self._glyphs)))
+
+    def _open_budget(self) -> None:
+        from console.checks.budget import read_budget
+        from console.ui.screens.budget import BudgetPanel
+
+        panel = BudgetPanel(partial(read_budget, self._site), self._profiles, self._glyphs)
+        self.open_page(Page(panel, Header(self._glyphs)))
 
     def _open_help(self) -> None:
         from console.ui.screens.help import Help

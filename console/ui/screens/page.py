@@ -21,8 +21,8 @@ class Scrolled(Panel):
     """A panel that may have more rows than its room: the heading stays, the rest moves."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
+        Binding("up", "move(-1)", "up", show=False),
+        Binding("down", "move(1)", "down", show=False),
         Binding("pageup", "move(-10)", "page up", show=False),
         Binding("pagedown,space", "move(10)", "page down", show=False),
         Binding("home,g", "move(-10000)", "start", show=False),
