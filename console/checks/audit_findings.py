@@ -10,6 +10,7 @@ from console.model.configuration import Effective, Item, Place
 from console.model.engine_facts import (
     DEFAULT_CHANGES,
     FIELDS,
+    RENAMED_VALUES,
     SPECULATION_MAX_RUNNING,
     DefaultChange,
     read_by_engine,
@@ -266,7 +267,7 @@ def _edited(effective: Effective) -> Finding:
         return Finding("edited", title, "warn", "; ".join(parts), remedy)
     if "times" in effective.problems:
         return Finding("edited", title, "unknown", effective.problems["times"])
-    return Finding("edited", title, "pass", "the process is younger than its files")
+    return Finding("edited", title, "pass", "the process started after its files were written")
 
 
 def _next_start(effective: Effective) -> str:
@@ -423,7 +424,7 @@ def _altered(name: str, asked: FlagValue, info: dict[str, Any]) -> str | None:
     hides = hidden(name, text)
     if text == "" or same_value("flag", name, asked, hides) or hides == asked:
         return None
-    if isinstance(asked, str) and isinstance(text, bool):
+    if isinstance(asked, str) and (isinstance(text, bool) or RENAMED_VALUES.get((name, asked)) == text):
         return None
     return f"--{name} {shown(asked)} was asked for, {shown(hides)} is in force"
 

@@ -38,6 +38,9 @@ FIELDS: dict[str, str] = {
     "stream-output": "incremental_streaming_output",
 }
 
+#: Values that the engine takes under another name: no difference between asked and in force.
+RENAMED_VALUES: dict[tuple[str, str], str] = {("tool-call-parser", "qwen25"): "qwen"}
+
 Effect = Literal["none", "memory", "numbers"]
 
 
