@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from console import __version__
-from console.cli import audit, budget, files, look, smoke
+from console.cli import audit, budget, files, jobs, look, smoke
 from console.cli.shared import (
     EXIT_GOOD,
     FILE,
@@ -108,6 +108,7 @@ for command in (
     files.profile,
     budget.budget,
     smoke.smoke,
+    jobs.jobs,
 ):
     gpuops.add_command(command)
 

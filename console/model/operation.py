@@ -188,9 +188,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         """In words; None while it runs or was interrupted."""
         if self.state in ("running", "interrupted"):
             return None
-        words = {"done": "done", "rolled-back": "rolled back", "failed": "failed and not rolled back"}[
-            self.state
-        ]
+        failed = "failed and not rolled back" if self.begun else "failed, nothing was changed"
+        words = {"done": "done", "rolled-back": "rolled back", "failed": failed}[self.state]
         return f"{words}: {'; '.join(self.reasons)}" if self.reasons else words
 
 
