@@ -142,6 +142,9 @@ class Changes:
         self._app.tell_terminal(terminal.notification(told))
         self._say(told, good=view.state == "done")
 
+    def jobs_unreadable(self, reason: str) -> None:
+        self._say(reason)
+
     def _open_job(self, view: JobView) -> None:
         from console.ui.screens.job import JobPage
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 from console.model.operation import JobView, Plan
 from console.model.profile import Profile
 from console.model.site import Site
+from console.store.lock import holder
+from console.store.state import StateProblem, state_of
 
 if TYPE_CHECKING:
     from console.operations.step import Context
     from console.sources.monitor import Monitor
-    from console.store.state import State
     from console.ui.screens.job import Order
 
 #: Seconds between two looks for a job that somebody else started.
@@ -31,6 +32,9 @@ class Screen(Protocol):
     def job_ended(self, view: JobView) -> None:
         """A job that was running has ended, or was interrupted."""
 
+    def jobs_unreadable(self, reason: str) -> None:
+        """The state directory cannot be read: nothing is known of jobs."""
+
 
 class Desk:
     """Plans and jobs of one site, for the console. It draws nothing.
@@ -43,6 +47,7 @@ class Desk:
         self._site = site
         self._profiles = profiles
         self._monitor = monitor
+        self._state = state_of(site, os.environ, os.geteuid())
         self._followed: set[str] = set()
         self.current: JobView | None = None
 
@@ -63,31 +68,31 @@ class Desk:
                 site=self._site,
                 profiles=self._profiles,
                 monitor=self._monitor,
-                state=self._state(),
+                state=self._state,
                 clock=time.monotonic,
                 wall_clock=time.time,
             )
         )
 
     async def start(self, plan: Plan) -> str:
-        """Start the job of a confirmed plan: its id. Locked, Refused or StateProblem when there can be none."""
+        """Start the job of a confirmed plan: its id. Locked, Refused or StateProblem when it cannot be."""
         from console.operations.launch import actor_here, submit
 
         actor = actor_here()
-        return await asyncio.to_thread(submit, self._state(), self._site, self._profiles, plan, actor, None)
+        return await asyncio.to_thread(submit, self._state, self._site, self._profiles, plan, actor, None)
 
     async def order(self, job: str, order: Order) -> None:
         """Let an interrupted job go on, or be taken back. Locked, Refused or StateProblem when it cannot."""
         from console.operations import launch
 
         self._followed.discard(job)
-        await asyncio.to_thread(getattr(launch, order), self._state(), job)
+        await asyncio.to_thread(getattr(launch, order), self._state, job)
 
     async def jobs(self) -> tuple[JobView, ...]:
         """Newest first. StateProblem when they cannot be read."""
         from console.store.jobs import list_jobs
 
-        return await asyncio.to_thread(list_jobs, self._state())
+        return await asyncio.to_thread(list_jobs, self._state)
 
     async def follow(self, job: str, screen: Screen, *, opened: bool = False) -> None:
         """Tell the screen how a job goes, until it has ended or was interrupted."""
@@ -97,7 +102,7 @@ class Desk:
             return
         self._followed.add(job)
         view: JobView | None = None
-        async for view in follow(self._state(), job):
+        async for view in follow(self._state, job):
             self.current = view if view.state in ("running", "interrupted") else None
             screen.job_moved(view, opened)
             opened = False
@@ -105,19 +110,29 @@ class Desk:
             screen.job_ended(view)
 
     async def watch(self, screen: Screen) -> None:
-        """For as long as the console is open: follow every job of this host, whoever started it."""
-        from console.store.lock import holder
+        """For as long as the console is open: follow every job of this host, whoever started it.
 
-        await self._find_interrupted(screen)
-        while True:
-            found = await asyncio.to_thread(holder, self._state())
-            if found is not None and found.job not in self._followed:
-                asyncio.get_running_loop().create_task(self.follow(found.job, screen))
-            await asyncio.sleep(LOOK_S)
+        What keeps the jobs from being read is told once, until it changes.
+        """
+        told: str | None = None
+        looked = False
+        async with asyncio.TaskGroup() as following:
+            while True:
+                try:
+                    if not looked:
+                        await self._find_interrupted(screen)
+                        looked = True
+                    found = await asyncio.to_thread(holder, self._state)
+                    if found is not None and found.job not in self._followed:
+                        following.create_task(self.follow(found.job, screen))
+                except StateProblem as problem:
+                    if str(problem) != told:
+                        told = str(problem)
+                        screen.jobs_unreadable(told)
+                await asyncio.sleep(LOOK_S)
 
     async def _find_interrupted(self, screen: Screen) -> None:
-        state = self._state()
-        if not state.jobs.is_dir():
+        if not self._state.jobs.is_dir():
             return
         for view in await self.jobs():
             if view.state == "interrupted":
@@ -125,8 +140,3 @@ class Desk:
                 self.current = view
                 screen.job_moved(view, True)
                 return
-
-    def _state(self) -> State:
-        from console.store.state import state_of
-
-        return state_of(self._site, os.environ, os.geteuid())
