@@ -112,6 +112,14 @@ ACTIONS: tuple[Action, ...] = (
         group="look",
     ),
     Action(
+        id="smoke",
+        keys="t",
+        shown="t",
+        label="smoke",
+        help="Fire prompts that show whether the engine answers sense, with calls and reasoning parsed.",
+        group="look",
+    ),
+    Action(
         id="audit",
         keys="a",
         shown="a",

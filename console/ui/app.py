@@ -237,6 +237,7 @@ class Console(App[int]):
             "log": self._open_log,
             "processes": self._open_processes,
             "sources": self._open_sources,
+            "smoke": self._open_smoke,
             "audit": self._open_audit,
             "budget": self._open_budget,
             "theme": self._next_theme,
@@ -274,6 +275,11 @@ class Console(App[int]):
         from console.ui.screens.sources import SourcesPanel
 
         self.open_page(Page(SourcesPanel(self._glyphs), Header(self._glyphs)))
+
+    def _open_smoke(self) -> None:
+        from console.ui.screens.smoke import SmokePage
+
+        self.open_page(SmokePage(self._site, self._glyphs, Header(self._glyphs)))
 
     def _open_audit(self) -> None:
         from console.checks.audit import audit
