@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
+import functools
 from pathlib import Path
 
 import msgspec
 
+from console.model.managed_unit import parse, render
+from console.model.profile import Profile
+from console.model.unit_file import environment_file
 from console.simulator import models
 
 UNIT = "sglang.service"
 PYTHON = "/opt/sglang/bin/python"
 
 _FOLDERS = ("etc/systemd/system", "run/systemd/system")
-
-ARGUMENTS = (
-    "--model-path /shared/kimi-k2.5-int4",
-    "--served-model-name kimi-k2.5",
-    "--host 0.0.0.0 --port {port}",
-    "--tp-size 8",
-    "--trust-remote-code",
-    "--cuda-graph-max-bs 128",
-    "--disable-custom-all-reduce",
-    "--attention-backend flashinfer",
-    "--enable-flashinfer-allreduce-fusion",
-    "--speculative-algorithm EAGLE3",
-    "--speculative-draft-model-path /data/eagle3/output_100k_sglang/4",
-    "--speculative-num-steps 2",
-    "--speculative-eagle-topk 1",
-    "--mem-fraction-static 0.88",
-    "--tool-call-parser kimi_k2",
-    "--reasoning-parser kimi_k2",
-    "--enable-hierarchical-cache",
-    "--hicache-ratio 4.0",
-    "--enable-metrics",
-)
 
 SITECUSTOMIZE = """\
 import os
@@ -60,26 +41,20 @@ class Definition(msgspec.Struct, frozen=True):
     options: dict[str, str]
 
 
-def unit_file(port: int) -> str:
-    """The unit as the operator wrote it."""
-    arguments = " \\\n    ".join(argument.format(port=port) for argument in ARGUMENTS)
-    return (
-        "[Unit]\nDescription=SGLang inference server\nAfter=network-online.target\n"
-        "Wants=network-online.target\n"
-        "StartLimitIntervalSec=3600\nStartLimitBurst=3\n\n"
-        "[Service]\nType=exec\nEnvironment=SGLANG_ENABLE_SPEC_V2=True\n"
-        f"ExecStart={PYTHON} -m sglang.launch_server \\\n    {arguments}\n"
-        "Restart=on-failure\nRestartSec=15\nTimeoutStopSec=90\nLimitNOFILE=1048576\n\n"
-        "[Install]\nWantedBy=multi-user.target\n"
-    )
+@functools.cache
+def first_profile() -> Profile:
+    """What the box serves when it starts, as it is shipped."""
+    from console.sources.files import load_profile, shipped_profiles_directory
+
+    return load_profile(shipped_profiles_directory() / "kimi-k2.5-int4.yaml")
 
 
-def install(rootfs: Path, port: int) -> None:
+def install(rootfs: Path) -> None:
     """Put the container's files in place."""
     folder = rootfs / _FOLDERS[0]
     folder.mkdir(parents=True)
     (rootfs / _FOLDERS[1]).mkdir(parents=True)
-    (folder / UNIT).write_text(unit_file(port))
+    (folder / UNIT).write_text(render(first_profile(), python=PYTHON))
     packages = rootfs / "opt/sglang/lib/python3.11/site-packages"
     packages.mkdir(parents=True)
     (packages / "sitecustomize.py").write_text(SITECUSTOMIZE)
@@ -91,26 +66,19 @@ def read(rootfs: Path) -> Definition:
     """The unit with its drop-ins, later files over earlier ones. FileNotFoundError without a unit file."""
     fragment = rootfs / _FOLDERS[0] / UNIT
     drop_ins = _drop_ins(rootfs)
-    settings: dict[str, list[str]] = {}
-    for path in (fragment, *drop_ins):
-        for key, value in _settings(path.read_text(encoding="utf-8")):
-            if value:
-                settings.setdefault(key, []).append(value)
-            else:
-                settings[key] = []  # an empty assignment clears what was set before
-    command = (settings.get("ExecStart") or [""])[-1]
-    environment = [word for value in settings.get("Environment", []) for word in _split(value)]
-    for name in settings.get("EnvironmentFile", []):
-        environment += _environment_file(rootfs, name)
-    single = {key: values[-1] for key, values in settings.items() if values}
+    texts = [path.read_text(encoding="utf-8") for path in (fragment, *drop_ins)]
+    unit = parse(texts[0], texts[1:])
+    environment = dict(unit.environment)
+    for name in unit.environment_files:
+        environment.update(_environment_file(rootfs, name))
     return Definition(
-        description=single.get("Description", UNIT),
-        argv=tuple(_split(command)),
-        environment=tuple(environment),
+        description=unit.value("Unit", "Description") or UNIT,
+        argv=unit.argv,
+        environment=tuple(f"{name}={value}" for name, value in environment.items()),
         fragment=f"/{_FOLDERS[0]}/{UNIT}",
         drop_ins=tuple(f"/{path.relative_to(rootfs)}" for path in drop_ins),
         stamp=stamp(rootfs),
-        options=single,
+        options={one.key: one.value for one in unit.settings if one.value},
     )
 
 
@@ -135,29 +103,6 @@ def _drop_ins(rootfs: Path) -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
-def _settings(text: str) -> list[tuple[str, str]]:
-    joined = text.replace("\\\n", " ")
-    pairs = []
-    for line in joined.splitlines():
-        stripped = line.strip()
-        if stripped and stripped[0] not in "#;[":
-            key, equals, value = stripped.partition("=")
-            if equals:
-                pairs.append((key.strip(), value.strip()))
-    return pairs
-
-
-def _environment_file(rootfs: Path, name: str) -> list[str]:
+def _environment_file(rootfs: Path, name: str) -> tuple[tuple[str, str], ...]:
     path = rootfs / name.lstrip("-").lstrip("/")
-    if not path.is_file():
-        return []
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-    return [word for line in lines if line and line[0] not in "#;" for word in _split(line)[:1]]
-
-
-def _split(text: str) -> list[str]:
-    """systemd's quoting, near enough; a line that cannot be read is one word."""
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return [text]
+    return environment_file(path.read_text(encoding="utf-8")) if path.is_file() else ()

@@ -91,9 +91,8 @@ class EngineService:
     async def revive(self, port: int) -> None:
         """The service as it is after hours of work: ready, its load and its last minutes in the journal."""
         now = self._clock.wall()
-        # The port is found first: the unit file names it.
         self.port = await self._engine.bind(port)
-        definition.install(self._rootfs, self.port)
+        definition.install(self._rootfs)
         for path in self._rootfs.rglob("*"):  # the operator wrote them long before
             os.utime(path, (now - FILES_WRITTEN_S, now - FILES_WRITTEN_S))
         self.reload()

@@ -118,14 +118,16 @@ async def test_a_changed_drop_in_is_noticed_and_loaded(lab: Lab) -> None:
     (folder / "50-switch.conf").write_text(
         "[Service]\nExecStart=\nExecStart=/opt/sglang/bin/python -m sglang.launch_server "
         "--model-path nvidia/Qwen3.5-397B-A17B-NVFP4 --served-model-name qwen3.5-397b --tp-size 8 "
-        "--tool-call-parser qwen3_coder --enable-metrics\nEnvironment=NCCL_PROTO=LL\n"
+        "--tool-call-parser qwen3_coder --enable-metrics\nEnvironment=ADDED=1\n"
     )
     assert (await lab.properties())["NeedDaemonReload"] == "yes"
     await lab.inside("systemctl", "daemon-reload")
     properties = await lab.properties()
     assert properties["NeedDaemonReload"] == "no"
     assert properties["DropInPaths"] == "/etc/systemd/system/sglang.service.d/50-switch.conf"
-    assert properties["Environment"] == "SGLANG_ENABLE_SPEC_V2=True NCCL_PROTO=LL"
+    environment = properties["Environment"].split()
+    assert "SGLANG_ENABLE_SPEC_V2=True" in environment
+    assert "ADDED=1" in environment
     await lab.inside("systemctl", "restart", "sglang.service")
     await lab.until_ready()
     models = (await lab.http.get("/v1/models")).json()

@@ -10,13 +10,13 @@ from box_lab import Lab, OpenBox, eventually
 
 from console.model.load import LoadWatch
 from console.model.log import PHASES, LoadProgress
-from console.simulator.definition import ARGUMENTS
+from console.simulator.definition import first_profile
 from console.simulator.faults import Faults
 from console.simulator.load import duration, steps
 from console.simulator.spec import spec_of
 from console.sources.journal import EntryDecoder
 
-KIMI = [word for argument in ARGUMENTS for word in argument.split()]
+KIMI = first_profile().argv()
 
 
 async def progress(lab: Lab) -> LoadProgress:

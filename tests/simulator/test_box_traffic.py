@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.simulator.counters import Counters
-from console.simulator.definition import ARGUMENTS
+from console.simulator.definition import first_profile
 from console.simulator.spec import EngineSpec, spec_of
 from console.simulator.traffic import Traffic
 from console.sources.engine_log import read_line
 
 DAY = 1_796_000_000 - 1_796_000_000 % 86_400
-KIMI = spec_of([word for argument in ARGUMENTS for word in argument.split()], 30_000)
+KIMI = spec_of(first_profile().argv(), 30_000)
 
 
 def engine(spec: EngineSpec, seed: int, hour: float) -> tuple[Traffic, Counters, list[str], float]:
