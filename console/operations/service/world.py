@@ -85,6 +85,13 @@ async def file_now(context: Context, request: ServiceRequest) -> str | None:
         raise StepFailed(clean(str(problem))) from None
 
 
+async def is_new_run(context: Context, request: ServiceRequest, unit: UnitStatus) -> bool:
+    """Whether what runs in the unit is the run that this job started, not the one it found."""
+    if unit.active_state not in RUNNING or unit.invocation_id == request.invocation:
+        return False
+    return not request.replaces or await file_now(context, request) == request.new_text
+
+
 async def put_file(context: Context, request: ServiceRequest, text: str | None) -> None:
     """Bring the unit's file to ``text`` (None: no file) and let systemd read it. StepFailed."""
     try:
@@ -156,7 +163,9 @@ def _stopping_words(context: Context, unit: UnitStatus, request: ServiceRequest,
     if rates is not None and rates.requests_running and unit.active_state == "deactivating":
         words.append(f"draining {rates.requests_running:.0f} requests")
     left = request.stop_timeout_s - waited
-    words.append(f"SIGKILL in {left:.0f} s" if left > 0 else "past its time to stop: systemd kills what is left")
+    words.append(
+        f"SIGKILL in {left:.0f} s" if left > 0 else "past its time to stop: systemd kills what is left"
+    )
     return ", ".join(words)
 
 
@@ -175,9 +184,7 @@ def cards_in_use(snapshot: Snapshot, addresses: tuple[str, ...]) -> tuple[tuple[
         elif seen is None or seen.memory_used_bytes is None or card.stale_s is not None:
             reasons.append(f"card {card.index} ({address}): its memory cannot be read")
         elif seen.memory_used_bytes > FREE_BYTES:
-            reasons.append(
-                f"card {card.index} ({address}) has {seen.memory_used_bytes / 1e9:.1f} GB in use"
-            )
+            reasons.append(f"card {card.index} ({address}) has {seen.memory_used_bytes / 1e9:.1f} GB in use")
     return tuple(reasons), snapshot.cards_at
 
 
