@@ -198,7 +198,7 @@ def _of_running(evidence: Evidence) -> Budget:
         kv = exactly(tokens.low * cell)  # without the rounding of the report
     context = _context(snapshot, arguments, geometry)
     if tokens is None:
-        findings.append(Finding("context", "Context and concurrency", "unknown", "no cache is allocated yet"))
+        findings.append(Finding("context", "Context, concurrency", "unknown", "no cache is allocated yet"))
     else:
         findings.append(context_finding(tokens, context, _most_running(evidence, arguments)))
     cache = _running_host_cache(ranks, arguments, cell, tokens, version)
@@ -263,7 +263,7 @@ def _of_profile(evidence: Evidence, profile: Profile) -> Budget:
     if room is None or weights is None:
         missing = "the cards' memory is not known" if room is None else evidence.files.weights_source
         remedy = "gpuops doctor tells what is missing" if room is None else "see the model's folder"
-        findings.append(Finding("weights", "Room after the weights", "unknown", missing, remedy))
+        findings.append(Finding("weights", "Room for caches", "unknown", missing, remedy))
         return msgspec.structs.replace(budget, findings=tuple(findings))
     draft = evidence.draft
     found = plan(

@@ -27,7 +27,7 @@ def host_cache_finding(
     shrinks: bool = False,
 ) -> Finding:
     """Whether the host has the RAM. ``running``: it is allocated already, and ``memory`` is what is left."""
-    id, title = "host-cache", "Hierarchical cache in host RAM"
+    id, title = "host-cache", "Hierarchical cache"
     needs = (
         f"{in_gigabytes(cache.total)}: {cache.ranks} ranks × {in_gigabytes(cache.per_rank)} ({cache.set_by})"
     )
@@ -104,7 +104,7 @@ def others_finding(cards: tuple[CardMemory, ...]) -> Finding | None:
     text = ", ".join(f"{gib(size, 1)} GiB on card {index}" for index, size in held)
     return Finding(
         "other-processes",
-        "Other processes on the cards",
+        "Other processes",
         "warn",
         text,
         "see p: the next start lacks this memory",
@@ -123,12 +123,12 @@ def arithmetic_finding(told: RankMemory, cell: int, page: int) -> Finding | None
         f"the engine reports {gib(told.kv, 2)} GiB"
     )
     remedy = None if good else "this model keeps more or less than config.json tells: trust the engine"
-    return Finding("kv-size", "KV cache against config.json", "pass" if good else "warn", text, remedy)
+    return Finding("kv-size", "KV cache size", "pass" if good else "warn", text, remedy)
 
 
 def context_finding(tokens: Range, context: int | None, running: int | None) -> Finding:
     """How much context times concurrency the cache carries."""
-    title = "Context and concurrency"
+    title = "Context, concurrency"
     if not tokens.high:
         return Finding("context", title, "fail", "not one token fits")
     ways = []
@@ -162,7 +162,7 @@ def plan_findings(plan: KvPlan, arguments: KvArguments) -> list[Finding]:
     )
     verdict: Verdict = "pass" if plan.tokens.low else "warn" if plan.tokens.high else "fail"
     remedy = None if verdict == "pass" else "raise mem-fraction-static, or use more cards"
-    found.append(Finding("weights", "Room after the weights", verdict, text, remedy))
+    found.append(Finding("weights", "Room for caches", verdict, text, remedy))
     if not plan.share.given:
         found.append(
             Finding(
@@ -177,7 +177,7 @@ def plan_findings(plan: KvPlan, arguments: KvArguments) -> list[Finding]:
         found.append(_draft_finding(plan))
     if plan.state is not None and plan.state_slot is not None:
         text = f"{plan.state_slot:,} B a slot, {_gib_range(plan.state)} on each card"
-        found.append(Finding("state", "State of the hybrid layers", "pass", text))
+        found.append(Finding("state", "State of hybrid layers", "pass", text))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from console.model import words
 from console.model.budget import Budget
 from console.model.card_memory import CardMemory, Kind
 from console.model.kv import FOUR_BITS, ITEM_BYTES, KvGeometry
@@ -91,12 +92,20 @@ def present(card: CardMemory, kind: Kind) -> bool:
 def _arithmetic(budget: Budget) -> Iterator[Line]:
     if budget.geometry is None or budget.dtype is None or budget.token_bytes is None:
         return
-    cell = budget.token_bytes
-    amount = f"{cell.low:,}" if cell.exact else f"{cell.low:,} to {cell.high:,}"
     yield Line("")
-    draft = ", the draft's share included" if budget.plan is not None and budget.plan.draft_cell else ""
-    yield from _wrapped(f"{amount} B a token on each card ({budget.dtype}){draft}")
+    yield from _wrapped(f"{cell_words(budget)} a token on each card, {budget.dtype}")
     yield from _wrapped(formula(budget.geometry, budget.dtype), "dim")
+
+
+def cell_words(budget: Budget) -> str:
+    """``70,272 B``, or ``70,272 + 1,152 B (draft)`` where a draft is charged with it."""
+    cell, plan = budget.token_bytes, budget.plan
+    if cell is None:
+        return words.UNKNOWN
+    if plan is not None and plan.draft_cell and plan.charged is not False:
+        may = "" if plan.charged else "perhaps "
+        return f"{plan.target_cell:,} + {may}{plan.draft_cell:,} B (draft)"
+    return f"{cell.low:,} B"
 
 
 def _wrapped(text: str, tone: str = "plain") -> Iterator[Line]:

@@ -50,9 +50,9 @@ def legend(cards: Sequence[CardMemory], width: int) -> list[Row]:
     return rows
 
 
-def card_bar(card: CardMemory, width: int, glyphs: Glyphs) -> Row:
-    """One card: its number, its parts, and what is in use of what CUDA sees."""
-    label = f" {card.index} "
+def card_bar(card: CardMemory, width: int, glyphs: Glyphs, name: str | None = None) -> Row:
+    """One card: its number (or ``name``), its parts, and what is in use of what CUDA sees."""
+    label = f" {card.index if name is None else name} "
     if card.used is None or card.total is None:
         why = next(iter(card.unknown.values()), "not known")
         return [Span(label, "text"), Span(clip(f"not known: {why}", width - len(label), glyphs), "warn")]
@@ -63,7 +63,22 @@ def card_bar(card: CardMemory, width: int, glyphs: Glyphs) -> Row:
     return [Span(label, "text"), *stacked(parts, whole, room, glyphs), Span(told, "text")]
 
 
-def plan_bar(plan: KvPlan, whole: int, width: int, glyphs: Glyphs) -> Row:
+def alike(cards: Sequence[CardMemory]) -> list[tuple[str, CardMemory]]:
+    """Neighbours that look the same as one: ``0-7`` and the first of them."""
+    runs: list[tuple[int, int, CardMemory]] = []
+    for card in cards:
+        if runs and _look(runs[-1][2]) == _look(card):
+            runs[-1] = (runs[-1][0], card.index, runs[-1][2])
+        else:
+            runs.append((card.index, card.index, card))
+    return [(str(first) if first == last else f"{first}-{last}", card) for first, last, card in runs]
+
+
+def _look(card: CardMemory) -> object:
+    return gib(card.used), [(part.kind, gib(part.size)) for part in card.parts], card.unknown
+
+
+def plan_bar(plan: KvPlan, whole: int, width: int, glyphs: Glyphs, name: str = "=") -> Row:
     """The middle of an estimate, as one more card."""
 
     def middle(low: int, high: int) -> int:
@@ -77,8 +92,9 @@ def plan_bar(plan: KvPlan, whole: int, width: int, glyphs: Glyphs) -> Row:
         parts.append(("state", middle(plan.state.low, plan.state.high)))
     taken = sum(size for _, size in parts)
     told = f" {gib(taken):>5} of {gib(whole)}"
-    room = max(8, width - 3 - len(told))
-    return [Span(" = ", "accent"), *stacked(parts, whole, room, glyphs), Span(told, "text")]
+    label = f" {name} "
+    room = max(8, width - len(label) - len(told))
+    return [Span(label, "text"), *stacked(parts, whole, room, glyphs), Span(told, "text")]
 
 
 def stacked(parts: Sequence[tuple[Kind, int]], whole: int, width: int, glyphs: Glyphs) -> Row:

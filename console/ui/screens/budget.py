@@ -11,12 +11,12 @@ from textual.binding import Binding, BindingType
 
 from console.model import words
 from console.model.budget import Budget
-from console.model.budget_report import formula
+from console.model.budget_report import cell_words, formula
 from console.model.finding import Finding, Verdict
 from console.model.profile import Profile
 from console.model.snapshot import Snapshot
 from console.ui.glyphs import UNICODE, Glyphs
-from console.ui.memory_bars import card_bar, legend, plan_bar
+from console.ui.memory_bars import alike, card_bar, legend, plan_bar
 from console.ui.rows import Row, Span, clip, heading
 from console.ui.screens.page import Scrolled
 
@@ -146,30 +146,29 @@ class BudgetPanel(Scrolled):
     def _cards(self, found: Budget, width: int) -> Iterator[Row]:
         if not found.cards:
             return
-        planned = found.plan is not None
-        yield heading("CARDS NOW" if planned else "CARDS", [Span("GiB", "dim")], width, self.glyphs)
-        for card in found.cards:
-            yield card_bar(card, width, self.glyphs)
-        if found.plan is not None:
-            whole = max((card.total or 0) - (card.reserved or 0) for card in found.cards)
-            yield plan_bar(found.plan, whole, width, self.glyphs)
+        plan = found.plan
+        yield heading("CARDS" if plan is None else "CARDS NOW", [Span("GiB", "dim")], width, self.glyphs)
+        if plan is None:
+            for card in found.cards:
+                yield card_bar(card, width, self.glyphs)
+            yield from legend(found.cards, width)
+            return
+        shown = alike(found.cards)
+        longest = max(len(name) for name, _ in shown)
+        for name, card in shown:
+            yield card_bar(card, width, self.glyphs, name.rjust(longest))
         yield from legend(found.cards, width)
-        if found.plan is not None:
-            low, high = found.plan.slack.low, found.plan.slack.high
-            left = (
-                words.gib(low)
-                if words.gib(low) == words.gib(high)
-                else f"{words.gib(low)} to {words.gib(high)}"
-            )
-            told = f"{left} GiB stay for graphs, activations and buffers"
-            yield [Span(" = ", "accent"), Span(f"{found.name} then, each card; {told}", "dim")]
+        whole = max((card.total or 0) - (card.reserved or 0) for card in found.cards)
+        low, high = words.gib(plan.slack.low), words.gib(plan.slack.high)
+        left = low if low == high else f"{low} to {high}"
+        told = f"{left} GiB stay for graphs and activations"
+        yield heading("THEN, EACH CARD", [Span(told, "dim")], width, self.glyphs)
+        yield plan_bar(plan, whole, width, self.glyphs, "=".rjust(longest))
 
     def _arithmetic(self, found: Budget, width: int) -> Iterator[Row]:
         if found.geometry is None or found.dtype is None or found.token_bytes is None:
             return
-        cell = found.token_bytes
-        amount = f"{cell.low:,}" if cell.exact else f"{cell.low:,} to {cell.high:,}"
-        told = Span(f"{amount} B a token on each card, {found.dtype}", "text")
+        told = Span(f"{cell_words(found)} a token on each card, {found.dtype}", "text")
         yield heading("KV CACHE", [told], width, self.glyphs)
         for line in wrap(formula(found.geometry, found.dtype), max(20, width - 2)):
             yield [Span(f" {line}", "dim")]
