@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from console import __version__
-from console.cli import audit, budget, files, jobs, look, smoke
+from console.cli import audit, budget, change, files, jobs, look, smoke
 from console.cli.shared import (
     EXIT_GOOD,
     FILE,
@@ -109,6 +109,10 @@ for command in (
     budget.budget,
     smoke.smoke,
     jobs.jobs,
+    change.switch,
+    change.restart,
+    change.stop,
+    change.start,
 ):
     gpuops.add_command(command)
 

@@ -33,6 +33,9 @@ _BROKEN = frozenset({"crashed", "crash-looping"})
 #: Where the service's Python is not known, a stop has this long before SIGKILL, seconds (systemd's default).
 _STOP_S = 90.0
 
+#: Seconds that the first list of processes on the cards is waited for.
+PROCESSES_S = 4.0
+
 
 class _World(msgspec.Struct, frozen=True):
     """One reading of everything that a plan is made from."""
@@ -183,8 +186,19 @@ async def _look(context: Context) -> _World:
         status, files = await asyncio.gather(sources.unit.read(), read_unit_files(sources.service, unit))
     except Unavailable as problem:
         raise Refused(f"{unit} cannot be read on {context.service.name}: {problem}") from None
-    await context.monitor.read_holders()
+    await _heard_of_processes(context)
     return _World(context.monitor.snapshot(), status, files, active_profile(files, context.profiles))
+
+
+async def _heard_of_processes(context: Context) -> None:
+    """NVML lists processes after the cards: the first list is waited for, as long as NVML answers."""
+    ends = context.clock() + PROCESSES_S
+    monitor = context.monitor
+    while context.clock() < ends and monitor.nvml.error is None:
+        if monitor.nvml.value is not None and monitor.nvml.value.processes_at is not None:
+            break
+        await asyncio.sleep(0.05)
+    await monitor.read_holders()
 
 
 def active_profile(files: UnitFiles, profiles: tuple[Profile, ...]) -> Profile | None:
