@@ -16,6 +16,11 @@ from console.operations.step import Context, Step, StepFailed
 Value = TypeVar("Value")
 
 
+def steps(plan: Plan) -> tuple[Step, ...]:
+    """The steps of a plan, from its request alone. msgspec.DecodeError for a request that is not of these."""
+    return steps_for(plan.action, request_of(plan))
+
+
 def steps_for(action: str, request: ServiceRequest) -> tuple[Step, ...]:
     """The steps of ``switch``, ``restart``, ``stop`` or ``start``. KeyError for another action."""
     return {"switch": _switch, "restart": _restart, "stop": _stop, "start": _start}[action](request)
@@ -92,13 +97,3 @@ class OneWay(Step):
             return await work
         except StepFailed as failed:
             raise StepFailed(str(failed), failed.lines, stop=True) from None
-
-
-class ServiceOperation:
-    """One of the four, as the engine knows operations."""
-
-    def __init__(self, action: str) -> None:
-        self.action = action
-
-    def steps(self, plan: Plan) -> tuple[Step, ...]:
-        return steps_for(self.action, request_of(plan))
