@@ -41,7 +41,7 @@ class Start(Step):
     def __init__(self, request: ServiceRequest) -> None:
         self._request = request
         self.words = f"start {request.unit}"
-        self.undo_words = f"stop {request.unit} again, wait until no process is left and the cards are free"
+        self.undo_words = f"stop {request.unit} again and wait for free cards"
         self.undo_deadline = patience_of(request.stop_timeout_s) + FREE_S + 60.0
 
     async def done(self, context: Context) -> str | None:
@@ -102,7 +102,7 @@ class Ready(Step):
         profile = request.new
         limit = ready_limit(profile)
         named = f" as {profile.served_name}" if profile is not None and profile.served_name else ""
-        self.words = f"follow the load until it is ready{named}, at most {limit:.0f} s"
+        self.words = f"follow the load until it is ready{named} (at most {limit:.0f} s)"
         self.deadline = limit + 60.0
 
     async def do(self, context: Context) -> None:
@@ -121,7 +121,7 @@ class Smoke(Step):
     def __init__(self, request: ServiceRequest, only: tuple[str, ...]) -> None:
         self._request = request
         self._only = only
-        self.words = f"ask it a few questions: {', '.join(only)}"
+        self.words = f"smoke checks: {', '.join(only)}"
 
     async def do(self, context: Context) -> None:
         """Nothing is changed."""

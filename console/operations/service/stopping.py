@@ -40,10 +40,7 @@ class Stop(Step):
     def __init__(self, request: ServiceRequest, way_back: WayBack | None = None, back_s: float = 0.0) -> None:
         self._request = request
         self._way_back = way_back
-        self.words = (
-            f"stop {request.unit}: SIGTERM lets requests end, SIGKILL after {request.stop_timeout_s:.0f} s; "
-            "wait until no process is left"
-        )
+        self.words = f"stop {request.unit} (SIGTERM; SIGKILL after {request.stop_timeout_s:.0f} s)"
         self.deadline = patience_of(request.stop_timeout_s) + 30.0
         self.undo_deadline = back_s + self.deadline
         if request.was_running and request.replaces:
@@ -130,9 +127,7 @@ class Free(Step):
 
     def __init__(self, request: ServiceRequest) -> None:
         self._request = request
-        self.words = (
-            f"wait until the memory of {_counted(len(request.cards), 'card')} is free in two readings"
-        )
+        self.words = f"wait until the memory of {_counted(len(request.cards), 'card')} is free"
 
     async def done(self, context: Context) -> str | None:
         unit = await unit_now(context)

@@ -33,7 +33,7 @@ class Check(Step):
 
     def __init__(self, request: ServiceRequest) -> None:
         self._request = request
-        self.words = f"check that {request.unit} is as the plan saw it"
+        self.words = "check that the unit is as the plan saw it"
 
     async def do(self, context: Context) -> None:
         """Nothing is changed."""
@@ -55,8 +55,8 @@ class Disable(Step):
 
     def __init__(self, request: ServiceRequest) -> None:
         self._request = request
-        self.words = f"take away auto-start of {request.unit} until the new profile is proven"
-        self.undo_words = f"give {request.unit} its auto-start back" if request.was_enabled else None
+        self.words = f"disable {request.unit} until the new profile is proven"
+        self.undo_words = f"enable {request.unit} again" if request.was_enabled else None
 
     async def done(self, context: Context) -> str | None:
         unit = await unit_now(context)
@@ -90,8 +90,7 @@ class Write(Step):
 
     def __init__(self, request: ServiceRequest) -> None:
         self._request = request
-        kept = "" if request.old_text is None else f"; the version before stays in {request.path}{PREVIOUS}"
-        self.words = f"write {request.path}{kept}"
+        self.words = f"write {request.path}"
         self.undo_words = (
             f"remove {request.path}, daemon-reload"
             if request.old_text is None
@@ -120,7 +119,8 @@ class Write(Step):
         problem = differs(text, request)
         if problem is not None:
             raise StepFailed(f"{request.path} does not read back as the profile: {problem}")
-        return f"{request.path} reads back as profile {request.new.name if request.new else '?'}"
+        kept = "" if request.old_text is None else f"; the version before is in {request.path}{PREVIOUS}"
+        return f"it reads back as profile {request.new.name if request.new else '?'}{kept}"
 
     async def undo(self, context: Context) -> str:
         request = self._request
@@ -142,7 +142,7 @@ class Reload(Step):
     """systemd reads the new text."""
 
     id = "reload"
-    words = "daemon-reload: let systemd read it"
+    words = "daemon-reload"
     deadline = 60.0
 
     def __init__(self, request: ServiceRequest) -> None:
@@ -164,10 +164,10 @@ class Enable(Step):
     def __init__(self, request: ServiceRequest) -> None:
         self._request = request
         if request.enable:
-            self.words = f"enable {request.unit}: the new profile starts with the machine"
-            self.undo_words: str | None = f"take away auto-start of {request.unit} again"
+            self.words = f"enable {request.unit}: it starts with the machine"
+            self.undo_words: str | None = f"disable {request.unit}"
         else:
-            self.words = f"leave auto-start of {request.unit} off, as it was"
+            self.words = f"leave {request.unit} disabled, as it was"
             self.undo_words = None
 
     async def do(self, context: Context) -> None:
