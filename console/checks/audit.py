@@ -95,9 +95,7 @@ def answer(effective: Effective, profile: Profile, items: tuple[Item, ...]) -> s
         against = "the benchmark" if benchmark else f"the profile {profile.name}"
         told = f"{subject} differs from {against}: {_differences(other, asked)}"
     elif unknown:
-        sure = [item for item in asked if item.verdict != "unknown"]
-        kinds = f"{_counted(sure)} of {_counted(asked)}" if sure else f"none of {_counted(asked)}"
-        told = f"of {whose} flags and variables {kinds} could be seen"
+        told = f"{_seen_of(asked, 'flag', whose)} and {_seen_of(asked, 'variable', 'its')} could be seen"
     else:
         verb = "runs" if running else "would start"
         told = f"{subject} {verb} {whose} {_counted(asked)}"
@@ -117,6 +115,12 @@ def _differences(other: list[Item], asked: list[Item]) -> str:
             if wrong:
                 parts.append(f"{wrong} of {_plural(count, word)} {verdict}")
     return ", ".join(parts)
+
+
+def _seen_of(asked: list[Item], kind: str, whose: str) -> str:
+    of_kind = [item for item in asked if item.kind == kind]
+    seen = sum(item.verdict != "unknown" for item in of_kind)
+    return f"{seen} of {whose} {_plural(len(of_kind), kind)}"
 
 
 def _counted(items: Iterable[Item]) -> str:

@@ -1,7 +1,6 @@
-"""Unit files as systemd reads them: what a service's command and environment are, and which file says so.
+"""What the files of a unit make of its service, and which file says what. The grammar is unit_syntax's.
 
-After systemd.unit(5), systemd.exec(5), systemd.service(5) and systemd.syntax(7). Never fails:
-what systemd would ignore with a warning is ignored.
+Never fails: what systemd would ignore with a warning is ignored.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-_ESCAPES = {
-    "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " ",
-    "\\": "\\", '"': '"', "'": "'",
-}  # fmt: skip
-_NUMERIC = {"x": (2, 16), "u": (4, 16), "U": (8, 16)}
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_BRACED = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_WHOLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+from console.model.unit_syntax import (
+    UnitProblem,
+    assignment,
+    expanded,
+    settings,
+    split_command,
+    split_words,
+    without_specifiers,
+)
 
-#: What may stand before the program of ExecStart: "-", "@", ":", "+", "!", "!!", "|".
-_PREFIXES = "-@:+!|"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -44,7 +43,6 @@ class UnitDefinition(msgspec.Struct, frozen=True, kw_only=True):
     command_where: str | None = None
     assignments: tuple[Assignment, ...] = ()
     environment_files: tuple[tuple[str, str], ...] = ()
-    unset: frozenset[str] = frozenset()
 
 
 def split_cat(text: str, known: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -73,17 +71,21 @@ def read_unit(files: tuple[tuple[str, str], ...], environment_files: Mapping[str
     named: list[tuple[str, str]] = []
     unset: set[str] = set()
     for path, text in files:
-        for key, value in settings(text, "Service"):
-            match key:
+        found, _ = settings(text)
+        for one in found:
+            if one.section != "Service":
+                continue
+            value = one.value  # nothing at all clears what was set before
+            match one.key:
                 case "ExecStart":
                     commands = [*commands, (path, value)] if value else []
                 case "Environment":
-                    found = [Assignment(path, *pair) for pair in environment_words(value)]
-                    assignments = [*assignments, *found] if value else []
+                    more = [Assignment(path, *pair) for pair in _assigned(value)]
+                    assignments = [*assignments, *more] if value else []
                 case "EnvironmentFile":
                     named = [*named, (value, path)] if value else []
                 case "UnsetEnvironment":
-                    unset = unset | set(split_words(value)) if value else set()
+                    unset = unset | set(_words(value)) if value else set()
     # Settings of files come over those of Environment=, whatever their order (systemd.exec(5)).
     for name, _ in named:
         text_of_file = environment_files.get(name.lstrip("-"), "")
@@ -91,97 +93,42 @@ def read_unit(files: tuple[tuple[str, str], ...], environment_files: Mapping[str
     assignments = [one for one in assignments if one.name not in unset]
     where, command = commands[-1] if commands else (None, "")
     return UnitDefinition(
-        command=expanded(command, {one.name: one.value for one in assignments}),
+        command=_command(command, {one.name: one.value for one in assignments}),
         command_where=where,
         assignments=tuple(assignments),
         environment_files=tuple(named),
-        unset=frozenset(unset),
     )
 
 
-def settings(text: str, section: str) -> Iterator[tuple[str, str]]:
-    """``Key=value`` of one section, continued lines joined, comments left out."""
-    inside = False
-    for line in _logical_lines(text):
-        if line.startswith("["):
-            inside = line == f"[{section}]"
-            continue
-        key, equals, value = line.partition("=")
-        if inside and equals:
-            yield key.strip(), value.strip()
+def _words(value: str) -> Iterator[str]:
+    """The words as far as systemd can read them."""
+    try:
+        for word in split_words(value):
+            yield without_specifiers(word)[0]
+    except UnitProblem:
+        return
 
 
-def _logical_lines(text: str) -> Iterator[str]:
-    """A line that ends in a backslash goes on in the next; comments between are skipped."""
-    held = ""
-    for raw in text.split("\n"):
-        line = raw.strip(" \t\r")
-        if line[:1] in ("#", ";"):
-            continue
-        if line.endswith("\\"):
-            held += line[:-1] + " "
-            continue
-        whole = (held + line).strip()
-        held = ""
-        if whole:
-            yield whole
-    if held.strip():
-        yield held.strip()
+def _assigned(value: str) -> Iterator[tuple[str, str]]:
+    for word in _words(value):
+        pair = assignment(word)
+        if pair is not None:
+            yield pair
 
 
-def split_words(text: str) -> tuple[str, ...]:
-    """Words with systemd's quotes and C escapes; a quote that is not closed ends with the text."""
-    words: list[str] = []
-    word: list[str] | None = None
-    quote = ""
-    at = 0
-    while at < len(text):
-        letter = text[at]
-        if letter == "\\" and at + 1 < len(text):
-            piece, at = _escape(text, at + 1)
-            word = [*(word or []), piece]
-            continue
-        if quote and letter == quote:
-            quote = ""
-        elif not quote and letter in "\"'" and word is None:
-            quote, word = letter, []
-        elif not quote and letter in " \t\n":
-            if word is not None:
-                words.append("".join(word))
-                word = None
+def _command(value: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of the process; none when systemd cannot read them."""
+    try:
+        prefix, words, _ = split_command(value)
+    except UnitProblem:
+        return ()
+    found: list[str] = []
+    for place, word in enumerate(words):
+        text, _ = without_specifiers(word)
+        if place == 0 or ":" in prefix:
+            found.append(text)
         else:
-            if word is None:
-                word = []
-            word.append(letter)
-        at += 1
-    if word is not None:
-        words.append("".join(word))
-    return tuple(words)
-
-
-def _escape(text: str, at: int) -> tuple[str, int]:
-    """The character of the escape whose letter is at ``at``, and where it ends; an unknown one stays."""
-    letter = text[at]
-    if letter in _NUMERIC:
-        width, base = _NUMERIC[letter]
-        digits = text[at + 1 : at + 1 + width]
-        if len(digits) == width and all(digit in "0123456789abcdefABCDEF" for digit in digits):
-            number = int(digits, base)
-            return (chr(number) if 0 < number < 0x110000 else ""), at + 1 + width
-    if letter in "01234567":
-        digits = text[at : at + 3]
-        if re.fullmatch(r"[0-7]{3}", digits):
-            return (chr(int(digits, 8)) if int(digits, 8) else ""), at + 3
-    return _ESCAPES.get(letter, "\\" + letter), at + 1
-
-
-def environment_words(value: str) -> tuple[tuple[str, str], ...]:
-    """``A=1 "B=two words"`` as pairs; a word that is no assignment is left out, as systemd does."""
-    found = []
-    for word in split_words(value):
-        name, equals, rest = word.partition("=")
-        if equals and _NAME.fullmatch(name):
-            found.append((name, rest))
+            found += expanded(text, environment)[0]
     return tuple(found)
 
 
@@ -209,23 +156,3 @@ def _file_value(value: str) -> str:
     if len(value) > 1 and value[0] == value[-1] == '"':
         return re.sub(r'\\(["\\`$])', r"\1", value[1:-1])
     return re.sub(r"\\(.)", r"\1", value)
-
-
-def expanded(command: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of an ExecStart: prefixes off, ``${NAME}`` filled in, a word ``$NAME`` split into words."""
-    words: list[str] = []
-    stripped = command.lstrip(_PREFIXES)
-    literal = ":" in command[: len(command) - len(stripped)]  # ":" asks for no substitution
-    for word in split_words(stripped):
-        whole = None if literal else _WHOLE.fullmatch(word)
-        if whole is not None:
-            words += environment.get(whole[1], "").split()
-        elif literal:
-            words.append(word)
-        else:
-            words.append(_BRACED.sub(lambda found: _filled(found, environment), word))
-    return tuple(words)
-
-
-def _filled(found: re.Match[str], environment: Mapping[str, str]) -> str:
-    return "$" if found[0] == "$$" else environment.get(found[1], "")

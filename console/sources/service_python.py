@@ -91,10 +91,16 @@ async def ask(
 
     ``given`` is the process's own CUDA_VISIBLE_DEVICES, which the question itself hides. Raises NoAnswer.
     """
-    whole, own = await asyncio.gather(
+    # Both to their end, whatever becomes of one: a command that is left alone outlives its reader.
+    both = await asyncio.gather(
         _start(runner, program, options, pid, ""),
         _start(runner, program, options, pid, ",".join(ENGINE_VARIABLES)),
+        return_exceptions=True,
     )
+    for one in both:
+        if isinstance(one, BaseException):
+            raise one
+    whole, own = (one for one in both if isinstance(one, _Told))
     if whole.environment.get(NO_CARDS) == "":  # ours, not the start-up files'
         whole.environment.pop(NO_CARDS)
         if given is not None:

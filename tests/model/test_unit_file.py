@@ -1,81 +1,39 @@
-"""Unit files as systemd reads them, after its own manual's examples."""
+"""What the files of a unit make of its service, and which of them says what."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.model.unit_file import (
-    environment_file,
-    environment_words,
-    expanded,
-    read_unit,
-    settings,
-    split_cat,
-    split_words,
-)
+from console.model.unit_file import environment_file, read_unit, split_cat
 
 UNIT = "/etc/systemd/system/sglang.service"
 DROP_IN = f"{UNIT}.d/10-a.conf"
 
 
-def quoted(word: str) -> str:
-    """A word as systemd's own serialiser writes it."""
-    return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-
-
-@given(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=15), max_size=6))
-def test_quoted_words_come_back(words: list[str]) -> None:
-    assert split_words(" ".join(map(quoted, words))) == tuple(words)
-
-
 @given(st.text(max_size=200))
 def test_any_text_is_survived(text: str) -> None:
-    split_words(text)
-    expanded(text, {})
     environment_file(text)
-    list(settings(text, "Service"))
     read_unit(split_cat(text, (UNIT,)), {})
     read_unit(((UNIT, f"[Service]\nExecStart={text}\nEnvironment={text}\n"),), {})
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a  b\tc", ("a", "b", "c")),
-        ("'one two' \"three four\"", ("one two", "three four")),
-        (r"a\x20b \u00e4 \101 \\", ("a b", "ä", "A", "\\")),
-        (r"\q", (r"\q",)),
-        ("--x='y'", ("--x='y'",)),  # a quote within a word is an ordinary character
-        ('"not closed', ("not closed",)),
-        ("", ()),
-        ('""', ("",)),
-    ],
-)
-def test_words(text: str, words: tuple[str, ...]) -> None:
-    assert split_words(text) == words
-
-
-def test_environment_as_the_manual_has_it() -> None:
-    """systemd.exec(5): Environment="VAR1=word1 word2" VAR2=word3 "VAR3=$word 5 6"."""
-    found = environment_words('"VAR1=word1 word2" VAR2=word3 "VAR3=$word 5 6" 1BAD=x noequals')
-    assert found == (("VAR1", "word1 word2"), ("VAR2", "word3"), ("VAR3", "$word 5 6"))
-
-
 def test_a_command_with_variables_and_prefixes() -> None:
     """systemd.service(5): ${ONE} is one word, $TWO is split, $$ is a dollar."""
-    given = {"ONE": "one", "TWO": "two two"}
-    assert expanded("-/bin/echo ${ONE} $TWO ${TWO} $$ $NONE", given) == (
+
+    def command(text: str) -> tuple[str, ...]:
+        unit = f'[Service]\nEnvironment=ONE=one "TWO=two two" noequals\nExecStart={text}\n'
+        return read_unit(((UNIT, unit),), {}).command
+
+    assert command("-/bin/echo ${ONE} $TWO ${TWO} $$ $NONE") == (
         "/bin/echo", "one", "two", "two", "two two", "$",
     )  # fmt: skip
-    assert expanded(":/bin/echo $TWO", given) == ("/bin/echo", "$TWO")
+    assert command(":/bin/echo $TWO") == ("/bin/echo", "$TWO")
+    assert command('/bin/echo "not closed') == ()
 
 
 def test_lines_go_on_after_a_backslash_with_comments_between() -> None:
     text = "[Service]\nExecStart=/bin/a \\\n  --b \\\n# a comment\n; another\n  --c\n[Install]\nWantedBy=x\n"
-    (found,) = settings(text, "Service")
-    assert found[1].split() == ["/bin/a", "--b", "--c"]
     assert read_unit(((UNIT, text),), {}).command == ("/bin/a", "--b", "--c")
 
 
