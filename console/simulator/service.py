@@ -457,6 +457,7 @@ class EngineService:
             "ExecStart": f"{{ path={argv.partition(' ')[0]} ; argv[]={argv} ; ignore_errors=no ; "
             f"start_time=[{began}] ; stop_time=[n/a] ; pid={unit.main_pid} ; code=(null) ; status=0/0 }}",
             "Environment": " ".join(found.environment),
+            "UnitFileState": unit.properties.get("UnitFileState", "enabled"),
             "FragmentPath": found.fragment,
             "DropInPaths": " ".join(found.drop_ins),
         }

@@ -6,7 +6,6 @@ namespace is in ``/proc/PID/net/tcp`` of any process in it (proc_pid_net(5)).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,7 +60,7 @@ def listeners(root: Path, port: int, *, container: int | None, unit: str) -> tup
 
 def _processes(root: Path, container: int | None, unit: str) -> Iterator[_Process]:
     try:
-        entries = list(os.scandir(root / "proc"))
+        entries = list((root / "proc").iterdir())
     except OSError:
         return
     for entry in entries:
@@ -91,10 +90,10 @@ def _owner(root: Path, inode: int, processes: list[_Process]) -> Listener:
     for process in processes:
         folder = root / "proc" / str(process.pid)
         try:
-            descriptors = os.listdir(folder / "fd")
+            descriptors = list((folder / "fd").iterdir())
         except OSError:  # it ended, or is not ours to look at
             continue
-        if any(_link(folder / "fd" / number) == wanted for number in descriptors):
+        if any(_link(descriptor) == wanted for descriptor in descriptors):
             return Listener(process.pid, _name(folder), process.unit, process.own)
     return Listener(None, "a process that cannot be seen from here", None, False)
 
@@ -106,7 +105,7 @@ def _name(folder: Path) -> str:
 
 def _link(path: Path) -> str | None:
     try:
-        return os.readlink(path)
+        return str(path.readlink())
     except OSError:
         return None
 

@@ -10,7 +10,8 @@ from console.model.log import Crash, LoadProgress
 from console.model.snapshot import Snapshot
 from console.model.text import clean
 from console.model.unit import UnitStatus
-from console.operations.service.world import BEAT_S, ENDED, SILENCE_S
+from console.operations.service import world
+from console.operations.service.world import ENDED, SILENCE_S
 from console.operations.step import Context, StepFailed
 from console.sources.engine.identity import model_list
 from console.sources.engine.sources import describe
@@ -52,7 +53,7 @@ async def follow_to_ready(context: Context, wanted: Followed) -> str:
         evidence = None if unit is None else await follower.ready()
         if evidence is not None:
             return evidence
-        await asyncio.sleep(BEAT_S)
+        await asyncio.sleep(world.BEAT_S)
     raise follower.too_late()
 
 
@@ -168,7 +169,7 @@ class _Follower:
         ends = self._context.clock() + LINES_S
         crash = self._crash()
         while crash is None and self._context.clock() < ends:
-            await asyncio.sleep(min(BEAT_S, 0.2))
+            await asyncio.sleep(min(world.BEAT_S, 0.2))
             crash = self._crash()
         if crash is not None:
             remedy = f" ({crash.remedy})" if crash.remedy else ""

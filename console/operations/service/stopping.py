@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from console.operations.service import world
 from console.operations.service.request import Orphan, ServiceRequest
 from console.operations.service.world import (
-    BEAT_S,
     ENDED,
     holders_of,
     is_new_run,
@@ -115,7 +115,7 @@ class Orphans(Step):
             if context.clock() > ends:
                 return False
             context.say(f"SIG{signal} sent, waiting for {', '.join(orphan.words for orphan in alive)}")
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(world.BEAT_S)
         return True
 
 
