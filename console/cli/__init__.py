@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from console import __version__
-from console.cli import audit, budget, change, files, jobs, look, smoke
+from console.cli import audit, budget, change, files, jobs, look, profile, smoke
 from console.cli.shared import (
     EXIT_GOOD,
     FILE,
@@ -105,7 +105,7 @@ for command in (
     look.doctor,
     audit.audit,
     files.config,
-    files.profile,
+    profile.profile,
     budget.budget,
     smoke.smoke,
     jobs.jobs,

@@ -1,4 +1,4 @@
-"""``gpuops config`` and ``gpuops profile``: the files."""
+"""``gpuops config``: the site file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from console.cli.shared import (
     FILE,
     Failed,
     Given,
-    all_profiles,
     checked,
     everywhere,
     find_profiles,
     from_file,
-    json_option,
     wait_for,
 )
-from console.output import print_json, safe, warn
+from console.output import safe, warn
 
 
 @click.group()
@@ -97,59 +95,3 @@ def config_path(given: Given) -> int:
         there = "not there" if not os.path.lexists(path) else "in use" if path == used else "not used"
         click.echo(f"looked for {safe(str(path))}: {there}", err=True)
     return EXIT_GOOD if used is not None and os.path.lexists(used) else EXIT_UNHEALTHY
-
-
-@click.group()
-@everywhere
-def profile() -> None:
-    """Model profiles: shipped ones and your own."""
-
-
-@profile.command("list")
-@everywhere
-@json_option
-@click.pass_obj
-def profile_list(given: Given, as_json: bool) -> int:
-    """All profiles, those with a key first. Exit 2 when a file has problems; the others are listed."""
-    profiles = all_profiles(given)
-    if as_json:
-        rows = [
-            {"name": one.name, "title": one.title, "key": one.key, "served_name": one.served_name}
-            for one in profiles.profiles
-        ]
-        print_json({"schema": 1, "profiles": rows})
-    else:
-        width = max((len(one.name) for one in profiles.profiles), default=0)
-        for one in profiles.profiles:
-            click.echo(safe(f"{one.key or '-'}  {one.name:<{width}}  {one.title}"))
-    for problem in profiles.problems:
-        warn(str(problem))
-    return EXIT_BAD if profiles.problems else EXIT_GOOD
-
-
-@profile.command()
-@everywhere
-@json_option
-@click.argument("name")
-@click.pass_obj
-def show(given: Given, name: str, as_json: bool) -> int:
-    """One profile: its file as written, or with --json as it was read."""
-    from console.sources.files import parse_profile
-    from console.sources.files.content import read_bytes
-
-    profiles = all_profiles(given)
-    found = profiles.named(name)
-    if found is None:
-        from console.sources.files.table import nearest
-
-        known = [one.name for one in profiles.profiles]
-        raise Failed(f"no profile is named {safe(name)}; {nearest(name, known)}")
-    if as_json:
-        print_json(found)
-        return EXIT_GOOD
-    path = Path(profiles.paths[name])
-    content = checked(lambda: read_bytes(path))
-    # Read strictly once more: what has invisible characters in it does not reach the terminal.
-    checked(lambda: parse_profile(content, path))
-    click.echo(content.decode("utf-8"), nl=not content.endswith(b"\n"))
-    return EXIT_GOOD

@@ -31,6 +31,7 @@ class UnitFiles(msgspec.Struct, frozen=True, kw_only=True):
     load_state: str = "not-found"
     unit_file_state: str | None = None  # enabled, disabled, …
     need_daemon_reload: bool = False
+    stop_timeout_s: float | None = None  # as systemd has it now
 
     @property
     def path(self) -> str:
@@ -41,6 +42,11 @@ class UnitFiles(msgspec.Struct, frozen=True, kw_only=True):
     def before(self) -> str | None:
         """What is at ``path`` now; None also when the unit's text is a package's, elsewhere."""
         return self.text if self.fragment == self.path else None
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter of the present command; None when it names none."""
+        return self.own.python or self.effective.python
 
     @property
     def own(self) -> UnitText:
@@ -76,4 +82,5 @@ async def read_unit_files(runner: Runner, unit: str) -> UnitFiles:
         load_state=status.load_state,
         unit_file_state=status.unit_file_state,
         need_daemon_reload=status.need_daemon_reload,
+        stop_timeout_s=status.stop_timeout_s,
     )
