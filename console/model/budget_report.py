@@ -75,7 +75,7 @@ def _cards(cards: tuple[CardMemory, ...]) -> Iterator[Line]:
     shown = [(name, kind) for name, kind in _COLUMNS if any(present(card, kind) for card in cards)]
     names = "".join(f"{name:>8}" for name, _ in shown)
     yield Line("")
-    yield Line("GiB of each card now; work: CUDA context, NCCL buffers, activations; rest: nobody's", "dim")
+    yield Line("GiB on each card now; work: CUDA, NCCL, activations; rest: named by nobody", "dim")
     yield Line(f"{'#':>2}{'in use':>7}{names}{'free':>7}", "dim")
     for card in cards:
         cells = "".join(f"{gib(card.size(kind), 2):>8}" for _, kind in shown)

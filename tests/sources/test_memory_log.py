@@ -45,7 +45,7 @@ NEW = (
     OLD[5],
     "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 260000, KV size: 17.02 GB",
     "Draft KV Cache is allocated. dtype: torch.bfloat16, #tokens: 260000, K size: 0.12 GB, V size: 0.13 GB",
-    "Capture target verify CUDA graph end. bs=[1, 2], elapsed=36.10 s, mem usage=1.34 GB, avail mem=10.06 GB.",
+    "Capture target verify CUDA graph end. bs=[1], elapsed=36.10 s, mem usage=1.34 GB, avail mem=10.06 GB.",
     "Capture draft decode CUDA graph end. bs=[1, 2], elapsed=6.10 s, mem usage=0.34 GB, avail mem=9.72 GB.",
     OLD[10],
     "Allocating kv hierarchical KV host pool: 1040000 tokens, 73.08 GB host memory.",
