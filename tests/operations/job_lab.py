@@ -1,6 +1,6 @@
 """A small operation on real files, a process that carries it out, and ways to kill it at any point.
 
-``python -m tests.operations.job_lab`` takes the arguments of ``console.operations.job`` and knows this operation.
+``python -m tests.operations.job_lab`` is ``console.operations.job`` with this operation alone.
 """
 
 from __future__ import annotations
