@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from console.cli.profile_validate import validate
 from console.cli.shared import (
     EXIT_BAD,
     EXIT_GOOD,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 @everywhere
 def profile() -> None:
     """Model profiles: shipped ones and your own."""
+
+
+profile.add_command(validate)
 
 
 @profile.command("list")

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from console.simulator import file_programs, python_program
+from console.simulator import file_programs, flag_program, python_program
 from console.simulator.journal import Entry, Journal
 from console.simulator.machine import CONTAINER, HOSTNAME, KERNEL, VM
 from console.simulator.nvml import NvmlStream
@@ -435,7 +435,12 @@ async def _kill(box: Host, machine: Machine, words: Sequence[str], output: Outpu
 
 
 async def _python(box: Host, machine: Machine, words: Sequence[str], output: Output) -> int:
-    """The engine's own interpreter, asked about the engine's main process."""
+    """The engine's own interpreter, asked about the engine's main process or about its SGLang."""
+    if flag_program.asks(words, output.stdin):
+        status, out, err = flag_program.answer(words[-1], machine is box.container)
+        await output.out(out)
+        await output.err(err)
+        return status
     run = box.container.service.processes() if box.container.service is not None else None
     asked = run is not None and str(run.inner_main) in words
     process = box.host.files / "proc" / str(run.main) if run is not None and asked else None

@@ -32,6 +32,7 @@ from console.store.state import State
 from console.transport.runner import Runner
 
 __all__ = [
+    "OFFLINE",
     "Asked",
     "Flag",
     "FlagTable",
@@ -99,10 +100,11 @@ def _version(text: str) -> Version | None:
 
 
 def _source(asked: Asked, table: FlagTable) -> Finding:
-    title = "SGLang"
+    title = "flags are those of"
     if asked.table is not None:
-        when = "known from an earlier answer of this installation" if asked.remembered else "asked"
-        told = f"{when}: the installed SGLang {asked.version}, {len(table.flags)} flags"
+        told = f"asked the installed SGLang {asked.version}: {len(table.flags)} flags"
+        if asked.remembered:
+            told = f"the installed SGLang {asked.version}, asked earlier: {len(table.flags)} flags"
         return _plain("flags.source", title, "pass", told if asked.note is None else f"{told}; {asked.note}")
     used = f"used the shipped table of {table.version}"
     if asked.reason is None:
@@ -115,7 +117,7 @@ def _source(asked: Asked, table: FlagTable) -> Finding:
 
 
 def _range(profile: Profile, asked: Asked, places: Places) -> Finding:
-    id, title = "flags.range", "sglang: versions the flags are for"
+    id, title = "flags.range", "versions the profile is for"
     if profile.sglang is None:
         return _plain(id, title, "skipped", "the profile names none")
     if asked.version is None:
@@ -143,7 +145,7 @@ def _all_known(profile: Profile, told: list[Judged], table: FlagTable) -> list[F
     """The good news in one line: how many flags there is nothing to say of."""
     named = {judged.name for judged in told if judged.section == "args"}
     well = sum(1 for name in profile.args if name not in named)
-    evidence = f"{well} of {len(profile.args)} flags as SGLang {table.version} wants them"
+    evidence = f"{well} of {len(profile.args)} are as SGLang {table.version} wants them"
     return [_plain("flags.well", "flags", "pass", evidence)] if well else []
 
 

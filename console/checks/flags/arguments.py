@@ -6,6 +6,7 @@ for it, a list follows its flag once, and what is left over ends the start.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import re
@@ -22,6 +23,17 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 #: SGLang's human_readable_int (srt/utils/common.py).
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)(k|M|G|T)|(\d+)(Ki|Mi|Gi|Ti)")
 
+_SUFFIXES = {
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+
 #: More choices than this are not listed.
 _LISTED = 12
 
@@ -35,6 +47,9 @@ _WORDS = {
 
 def judge_arguments(args: dict[str, FlagValue], table: FlagTable) -> list[Judged]:
     """Everything to say of the flags one by one, in their order; nothing where all is well."""
+    if len(args) > len(table.flags):
+        told = f"{len(args)} flags; SGLang {table.version} has {len(table.flags)}"
+        return [Judged(id="flags.count", title="flags", verdict="fail", evidence=told)]
     found: list[Judged] = []
     first: dict[str, str] = {}
     for name, value in args.items():
@@ -122,9 +137,7 @@ def _unknown(name: str, value: FlagValue, args: dict[str, FlagValue], table: Fla
         if before.flag.instead and lines:
             return _fail(name, "", f"{told}, renamed since", f"replace it with: {lines}")
         if not ambiguous:
-            close = _close(name, table)
-            remedy = f"did you mean {argument_line(close, value)}; else remove the line" if close else None
-            return _fail(name, "", told, remedy or "remove the line, or use a version that has it")
+            return _fail(name, "", told, "remove the line, or use a version that has it")
     if ambiguous:
         listed = ", ".join(f"--{one}" for one in ambiguous[:_LISTED])
         remedy = f"write one of them out: {argument_line(ambiguous[0], value)}"
@@ -199,8 +212,18 @@ def _arity_remedy(flag: Flag, words: tuple[str, ...]) -> str:
 def _example(flag: Flag) -> str:
     if flag.choices:
         return f"write one of {_listed(flag.choices)}: {argument_line(flag.name, flag.choices[0])}"
-    sample = {"int": "1", "float": "0.5", "count": "8192", "json": "{}"}.get(flag.type, "VALUE")
-    return f"write {_WORDS.get(flag.type, 'a value')}: {argument_line(flag.name, sample)}"
+    return f"write {_WORDS.get(flag.type, 'a value')}: {argument_line(flag.name, _sample(flag))}"
+
+
+def _sample(flag: Flag) -> str:
+    """A value that the flag takes: its default where that is one."""
+    try:
+        default = ast.literal_eval(flag.default)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        default = None
+    if isinstance(default, (str, int, float)) and not isinstance(default, bool) and default != "":
+        return str(default)
+    return {"int": "1", "float": "0.5", "count": "8192", "json": "{}"}.get(flag.type, "VALUE")
 
 
 def _looks_like_a_flag(word: str) -> bool:
@@ -211,8 +234,10 @@ def _word(name: str, flag: Flag, word: str, table: FlagTable) -> Judged | None:
     """What is wrong with one value; None when argparse takes it."""
     read = convert(flag.type, word)
     if read is None:
-        wanted = _WORDS[flag.type]
-        return _fail(name, ".value", f"expected {wanted}, found {quoted(name, word)}", _example(flag))
+        told = f"expected {_WORDS[flag.type]}, found {quoted(name, word)}"
+        whole = _as_whole(word) if flag.type == "int" else None
+        remedy = _example(flag) if whole is None else f"write: {argument_line(flag.name, whole)}"
+        return _fail(name, ".value", told, remedy)
     if flag.choices is None or read in flag.choices:
         return None
     return _not_a_choice(name, flag, word, table)
@@ -235,10 +260,19 @@ def convert(kind: str, word: str) -> str | None:
     return word
 
 
+def _as_whole(word: str) -> str | None:
+    """``8k`` and ``8.0`` as the whole numbers that they are; None for anything else."""
+    count = _COUNT.fullmatch(word.strip())
+    if count is not None:
+        number, suffix = (count[1], count[2]) if count[1] else (count[3], count[4])
+        return str(int(float(number) * _SUFFIXES[suffix]))
+    return word[:-2] if re.fullmatch(r"\d{1,9}\.0", word) else None
+
+
 def _not_a_choice(name: str, flag: Flag, word: str, table: FlagTable) -> Judged:
     choices = flag.choices or ()
     told = f"{quoted(name, word)} is none of its choices in SGLang {table.version}"
-    match = _spoken(flag.name, word, choices) or _nearest_choice(word, choices)
+    match = _meant(flag.name, word, choices) or _nearest_choice(word, choices)
     other = {"tool-call-parser": "reasoning-parser", "reasoning-parser": "tool-call-parser"}.get(flag.name)
     sibling = None if other is None else table.by_name.get(other)
     if sibling is not None and word in (sibling.choices or ()):
@@ -250,9 +284,8 @@ def _not_a_choice(name: str, flag: Flag, word: str, table: FlagTable) -> Judged:
     return _fail(name, ".value", told, f"write: {argument_line(flag.name, match)}")
 
 
-#: What people write, and the parser of the same model.
-_PARSERS = {
-    "kimi": "kimi_k2",
+#: What people write, and what they mean by it, by flag.
+_REASONING = {
     "kimi_k25": "kimi_k2",
     "kimi-k2": "kimi_k2",
     "kimi_k2.5": "kimi_k2",
@@ -263,14 +296,21 @@ _PARSERS = {
     "qwen3.5": "qwen3",
     "qwen3_5": "qwen3",
 }
-_TOOL_PARSERS = {"qwen3": "qwen3_coder", "qwen3.5": "qwen3_coder", "qwen3_5": "qwen3_coder"}
+_MEANT = {
+    "reasoning-parser": _REASONING,
+    "tool-call-parser": {
+        **_REASONING,
+        "kimi": "kimi_k2",
+        "qwen3": "qwen3_coder",
+        "qwen3.5": "qwen3_coder",
+        "qwen3_5": "qwen3_coder",
+    },
+    "kv-cache-dtype": {"fp8": "fp8_e4m3", "fp16": "auto", "float16": "auto"},
+}
 
 
-def _spoken(flag: str, word: str, choices: tuple[str, ...]) -> str | None:
-    if flag not in ("tool-call-parser", "reasoning-parser"):
-        return None
-    meant = _TOOL_PARSERS.get(word.lower()) if flag == "tool-call-parser" else None
-    meant = meant or _PARSERS.get(word.lower())
+def _meant(flag: str, word: str, choices: tuple[str, ...]) -> str | None:
+    meant = _MEANT.get(flag, {}).get(word.lower())
     return meant if meant in choices else None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from console.model.card import PciCard
+from console.model.card import Address, PciCard
 from console.sources.pci import PciSource
 from console.sources.source import Unavailable
 
@@ -34,10 +34,13 @@ def hardware_of(cards: Iterable[PciCard]) -> Hardware | None:
     return Hardware(len(devices), all(device in _SM120 for device in devices)) if devices else None
 
 
-async def read_hardware(root: Path) -> Hardware | None:
-    """The cards of the machine whose /sys is under ``root``; None when there is none, or no answer."""
+async def read_hardware(root: Path, only: tuple[Address, ...] | None = None) -> Hardware | None:
+    """The cards of the machine whose /sys is under ``root``; None when there is none, or no answer.
+
+    ``only`` are those the site is about.
+    """
     try:
         async with asyncio.timeout(_DEADLINE):
-            return hardware_of(await PciSource(root).read())
+            return hardware_of(await PciSource(root, only).read())
     except (Unavailable, TimeoutError):
         return None

@@ -52,7 +52,7 @@ def _unknown(name: str, value: str, table: FlagTable) -> Judged:
     if had:
         span = had[0] if len(had) == 1 else f"{had[0]} to {had[-1]}"
         return _judged(name, "warn", f"{told}; of the versions known here {span} did", "remove the line")
-    close = difflib.get_close_matches(name[:100], table.variables, n=1, cutoff=0.8)
+    close = difflib.get_close_matches(name, table.variables, n=1, cutoff=0.8)
     if close:
         return _judged(name, "warn", told, f"did you mean this: {variable_line(close[0], value)}")
     return _judged(name, "warn", f"{told}, so {quoted(name, value)} has no effect", "remove the line")
