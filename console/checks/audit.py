@@ -8,7 +8,10 @@ from collections.abc import Iterable
 import msgspec
 
 from console.checks.audit_findings import examine
+from console.checks.flags.table import canonical as of_version
+from console.checks.flags.table import nearest_version, shipped
 from console.model.audit_report import Audit
+from console.model.command_line import Naming, canonical
 from console.model.configuration import Effective, Item, compare
 from console.model.finding import Finding, overall
 from console.model.profile import Profile
@@ -30,9 +33,11 @@ async def audit(
     Takes a few seconds at most, twice the deadline of a command, and raises nothing for what it finds.
     """
     watched = connect(site) if sources is None else sources
-    known = {name for one in profiles for name in one.args}
+    versions = None if profile is None else profile.sglang
     try:
-        effective = await read_effective(watched, site.container.id, known)
+        effective = await read_effective(
+            watched, site.container.id, lambda version: naming(version, versions)
+        )
     finally:
         await watched.client.close()
     chosen = profile or _profile_of(effective, profiles)
@@ -43,6 +48,7 @@ def judge(effective: Effective, profile: Profile | None, profiles: tuple[Profile
     """What the reading says of the profile."""
     if profile is None:
         return _nothing_to_compare(effective, profiles)
+    profile = _renamed(profile, naming(effective.engine_version, profile.sglang))
     items = compare(effective, profile) if effective.basis != "none" else ()
     findings = examine(effective, profile, items)
     return Audit(
@@ -52,6 +58,25 @@ def judge(effective: Effective, profile: Profile | None, profiles: tuple[Profile
         items=items,
         profile=profile.name,
     )
+
+
+def naming(version: str | None, versions: str | None) -> Naming:
+    """How flags are named in this SGLang, by the shipped table that is nearest: no alias, no abbreviation.
+
+    ``versions`` is the range of a profile, for when the version that runs is not known.
+    """
+    table = shipped(nearest_version(version, versions))
+    return lambda name: canonical(of_version(name, table))
+
+
+def _renamed(profile: Profile, names: Naming) -> Profile:
+    """The profile with the one name of each flag, whatever it was written with."""
+    args = {names(name): value for name, value in profile.args.items()}
+    reference = profile.reference
+    if reference is not None:
+        known = {names(name): value for name, value in reference.args.items()}
+        reference = msgspec.structs.replace(reference, args=known)
+    return msgspec.structs.replace(profile, args=args, reference=reference)
 
 
 def _profile_of(effective: Effective, profiles: tuple[Profile, ...]) -> Profile | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -44,17 +44,22 @@ class CommandLine(msgspec.Struct, frozen=True, kw_only=True):
     written: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def parse_command_line(argv: Sequence[str], known: Collection[str] = ()) -> CommandLine:
-    """The command line of a process. Never fails: what is no flag and follows none is left out.
+#: From a flag as typed to its one name, without dashes.
+Naming = Callable[[str], str]
 
-    ``known`` are canonical names of flags; an abbreviation of exactly one of them is taken for it, as
-    argparse does.
-    """
+
+def canonical(name: str) -> str:
+    """The one name of a flag, as far as it is the same in all versions: aliases, no abbreviations."""
+    return ALIASES.get(name, name)
+
+
+def parse_command_line(argv: Sequence[str], naming: Naming = canonical) -> CommandLine:
+    """The command line of a process. Never fails: what is no flag and follows none is left out."""
     flags: dict[str, FlagValue] = {}
     every: dict[str, list[FlagValue]] = {}
     written: dict[str, str] = {}
     for name, value in _pairs(argv):
-        flag = canonical(name, known)
+        flag = naming(name)
         if flag != name:
             written[flag] = name
         shown = hidden(flag, value)
@@ -87,17 +92,6 @@ def _pairs(argv: Sequence[str]) -> Iterable[tuple[str, FlagValue]]:
             words.append(word)
     if name is not None:
         yield name, value()
-
-
-def canonical(name: str, known: Collection[str] = ()) -> str:
-    """The one name of a flag: aliases resolved, then an abbreviation of a single known flag completed."""
-    dashed = name.replace("_", "-")
-    if name in ALIASES:
-        return ALIASES[name]
-    if name in known or dashed != name:
-        return name
-    longer = {ALIASES.get(one, one) for one in (*known, *ALIASES) if one.startswith(name)}
-    return longer.pop() if len(longer) == 1 else name
 
 
 def interpreter_options(argv: Sequence[str]) -> tuple[str, ...]:

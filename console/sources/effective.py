@@ -6,11 +6,12 @@ The process is read from the host's /proc, where those of a container are seen, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Any
 
 from console.model.command_line import (
     CommandLine,
+    Naming,
     hidden,
     hidden_environment,
     parse_command_line,
@@ -34,10 +35,12 @@ _DEADLINE = 5.0
 _ENGINE_DEADLINE = 5.0
 
 
-async def read_effective(sources: Sources, container: int | None, known: Collection[str]) -> Effective:
+async def read_effective(
+    sources: Sources, container: int | None, names: Callable[[str | None], Naming]
+) -> Effective:
     """One reading of everything. Never raises: what could not be read is named in ``problems``.
 
-    ``known`` are the flags that an abbreviation may stand for.
+    ``names`` gives, for the version that runs (None: unknown), how flags are named there.
     """
     problems: dict[str, str] = {}
     engine = asyncio.create_task(_engine(sources, problems))
@@ -49,13 +52,14 @@ async def read_effective(sources: Sources, container: int | None, known: Collect
     definition, texts = await _definition(sources, unit, problems)
     process = await _process(sources, unit, container, problems)
     python = await _python(sources, process, problems)
-    planned = parse_command_line(definition.command, known)
+    info = await engine
+    naming = names(_version(info))
+    planned = parse_command_line(definition.command, naming)
     config_file: str | None = None
     config_flags: dict[str, FlagValue] = {}
     if process is not None:
-        config_file, config_flags = await _config(sources, process, known, problems)
-    info = await engine
-    command, where = _command(process, planned, definition, info, known, problems)
+        config_file, config_flags = await _config(sources, process, naming, problems)
+    command, where = _command(process, planned, definition, naming, problems)
     return Effective(
         basis="process" if process is not None else "unit" if definition.command else "none",
         unit=unit,
@@ -80,15 +84,14 @@ def _command(
     process: Process | None,
     planned: CommandLine,
     definition: UnitDefinition,
-    info: dict[str, Any] | None,
-    known: Collection[str],
+    naming: Naming,
     problems: dict[str, str],
 ) -> tuple[CommandLine, str]:
-    """The flags: of the process; of the engine's word when the process has given itself a title."""
+    """The flags: of the process; of its unit when there is none, or when it has overwritten its own."""
     where = definition.command_where or "unit"
     if process is None:
         return planned, where
-    command = parse_command_line(process.argv, known)
+    command = parse_command_line(process.argv, naming)
     if command.flags or not planned.flags:
         return command, BY_PROCESS
     problems["process"] = "the process has overwritten its argument list; its unit's command is compared"
@@ -203,10 +206,10 @@ def _start_up(python: Interpreter | None) -> tuple[str, ...]:
 
 
 async def _config(
-    sources: Sources, process: Process, known: Collection[str], problems: dict[str, str]
+    sources: Sources, process: Process, naming: Naming, problems: dict[str, str]
 ) -> tuple[str | None, dict[str, FlagValue]]:
     """The flags of ``--config FILE``: YAML whose keys are flags (sglang/srt/utils)."""
-    given = parse_command_line(process.argv, known).flags.get("config")
+    given = parse_command_line(process.argv, naming).flags.get("config")
     if not isinstance(given, str):
         return None, {}
     import yaml
@@ -227,7 +230,7 @@ async def _config(
     words: list[str] = []
     for key, value in found.items():
         words += _as_words(str(key).replace("_", "-"), value)
-    return clean(given), parse_command_line(words, known).flags
+    return clean(given), parse_command_line(words, naming).flags
 
 
 def _plain(value: object) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from console.checks.audit import judge
+from console.checks.audit import judge, naming
 from console.checks.audit_findings import lowest
 from console.model.audit_report import Audit, audit_document, audit_lines
 from console.model.command_line import parse_command_line
@@ -48,7 +48,7 @@ def unit(**changed: Any) -> UnitStatus:
 def running(argv: tuple[str, ...] | None = None, **changed: Any) -> Effective:
     """Production as the Kimi profile has it: NCCL variables in sitecustomize.py, the other in the unit."""
     words = (PYTHON, "-m", "sglang.launch_server", *(KIMI.argv() if argv is None else argv))
-    command = parse_command_line(words, KIMI.args)
+    command = parse_command_line(words)
     read = Effective(
         basis="process",
         unit=unit(),
@@ -454,3 +454,38 @@ def test_a_profile_of_the_operators_own_is_compared_the_same_way() -> None:
     read = running(command=command, next_command=command, engine={}, engine_version=None)
     found = judge(read, own)
     assert found.answer.startswith("production runs the own profile's 2 flags and 1 variable")
+
+
+@pytest.mark.parametrize(
+    ("version", "typed", "name"),
+    [
+        ("0.5.10", "tp", "tp-size"),
+        ("0.5.10", "tensor-parallel-size", "tp-size"),
+        ("0.5.10", "speculative-algo", "speculative-algorithm"),
+        ("0.5.10", "mem-frac", "mem-fraction-static"),
+        ("0.5.10", "cuda-graph-max-bs", "cuda-graph-max-bs"),
+        ("0.5.23", "cuda-graph-max-bs", "cuda-graph-max-bs"),  # there it may mean two
+        ("0.5.23", "enable-hicache", "enable-hierarchical-cache"),
+        (None, "model", "model-path"),
+        (None, "unheard-of", "unheard-of"),
+    ],
+)
+def test_flags_are_named_as_argparse_of_that_version_takes_them(
+    version: str | None, typed: str, name: str
+) -> None:
+    assert naming(version, ">=0.5.9,<0.5.20")(typed) == name
+
+
+def test_names_do_not_matter_on_either_side() -> None:
+    """Production and profile use different ones of argparse's names."""
+    own = Profile(
+        name="own",
+        title="Own",
+        args={"model": "/m", "tensor-parallel-size": "2"},
+        reference=Reference(args={"tp": "2"}),
+    )
+    words = (PYTHON, "-m", "sglang.launch_server", "--model-path", "/m", "--tp-size", "2")
+    command = parse_command_line(words, naming("0.5.10", None))
+    found = judge(running(command=command, next_command=command), own)
+    assert item(found, "tp-size")["verdict"] == "same"
+    assert item(found, "model-path")["verdict"] == "added"

@@ -67,22 +67,12 @@ def test_any_words_are_survived_and_shown_safely(argv: list[str]) -> None:
         assert clean(text) == text
 
 
-@pytest.mark.parametrize(
-    ("typed", "name"),
-    [
-        ("tp", "tp-size"),
-        ("tensor-parallel-size", "tp-size"),
-        ("model", "model-path"),
-        ("speculative-algo", "speculative-algorithm"),
-        ("enable-hicache", "enable-hierarchical-cache"),
-        ("mem-frac", "mem-fraction-static"),
-        ("speculative-", "speculative-"),  # of several, none
-        ("unheard-of", "unheard-of"),
-    ],
-)
-def test_aliases_and_abbreviations_have_one_name(typed: str, name: str) -> None:
-    known = ("mem-fraction-static", "speculative-num-steps", "speculative-eagle-topk", "tp-size")
-    assert canonical(typed, known) == name
+def test_a_flag_has_one_name() -> None:
+    found = parse_command_line(("python", "--tp", "8", "--model", "/m", "--tensor-parallel-size=4"))
+    assert found.flags == {"tp-size": "4", "model-path": "/m"}
+    assert found.repeated == {"tp-size": ("8", "4")}
+    assert found.written == {"tp-size": "tensor-parallel-size", "model-path": "model"}
+    assert canonical("unheard-of") == "unheard-of"
 
 
 def test_the_options_that_decide_how_python_starts() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from console.checks.audit import audit, judge
+from console.checks.audit import audit, judge, naming
 from console.model.audit_report import Audit, audit_document
 from console.model.configuration import Effective
 from console.model.finding import Finding
@@ -49,7 +49,7 @@ async def read(machine: Machine, unit: str) -> Effective:
     site = site_of(unit)
     watched = sources(machine, site)
     try:
-        return await read_effective(watched, None, ())
+        return await read_effective(watched, None, lambda version: naming(version, None))
     finally:
         await watched.client.close()
 
@@ -277,7 +277,7 @@ async def test_a_real_engine(engine: EngineUnit) -> None:
         await asyncio.sleep(0.5)
     await probe.close()
     watched = sources(engine.machine, site)
-    effective = await read_effective(watched, None, ())
+    effective = await read_effective(watched, None, lambda version: naming(version, None))
     await watched.client.close()
     assert effective.problems == {}
     assert effective.engine_version is not None
