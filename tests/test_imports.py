@@ -52,6 +52,8 @@ def imported(*arguments: str) -> tuple[int, set[str]]:
         "status --json",
         "status",
         "doctor",
+        "budget",
+        "budget qwen3.5-397b-nvfp4 --json",
         "config validate",
         "config path",
         "profile list",
