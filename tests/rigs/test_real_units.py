@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 from console.model.managed_unit import UnitText, launch_argv, parse, render
 from console.model.profile import FlagValue, Load, Profile
-from tests.model.unit_words import NASTY, words
+from tests.model.unit_words import NASTY, PYTHON, WRITTEN, foreign, words
 from tests.rigs.systemd.machine import UNITS, Machine
 
 pytestmark = pytest.mark.rig
-
-PYTHON = "/usr/bin/python3"
 
 #: Stands in for the engine: says what it was given, in the file that its unit sends its words to.
 LISTENER = """
@@ -155,26 +153,6 @@ def test_settings_that_are_kept_still_hold(machine: Machine) -> None:
 
 # Units of others -------------------------------------------------------------------------------
 
-#: Pieces of an ExecStart after "python3 -m sglang.launch_server ", each one word or several.
-WRITTEN = (
-    r"a\sb", r"\x41\102\u00e9\U0001f600", r"\xc3\xa9", '"two words"', "'single \"inside\"'", "mid'dle q'uote",
-    r'"esc \" \\ \t end"', "%%n", '"%%%%"', "$ONE", '"$TWO"', "${TWO}", "x${ONE}y${TWO}z", "$$ONE", "a$ONE",
-    "$", "${MISSING}", "$MISSING", "$TWO$ONE", r"\;", '";"', "a;b", "#", '""', "''", r"unknown\q",
-    "--flag=value", "${ONE", "${}", "$1", "\\\n  continued", "\\\n# a comment \\\n; another\n  after",
-    "tab\tapart", "é日本", "$QUOTED", "~", "*", ">x", "&&", "`id`", r"\a\b\f\v\r", r"\"quoted\"", "a\\\\",
-    "-x", "@", "=",
-)  # fmt: skip
-VARIABLES = r"""
-Environment=ONE=1 "TWO=t w 'o'"
-Environment='THREE=a\tb' FOUR=%%x IGNORED 5=x
-Environment="QUOTED=a 'b c'd \\'e \\\\n \"f"
-"""
-
-
-def foreign(pieces: list[str]) -> str:
-    command = " ".join([f"{PYTHON} -m sglang.launch_server", *pieces])
-    return f"[Unit]\nDescription=Theirs\n[Service]\n{VARIABLES}ExecStart={command}\n"
-
 
 def check_foreign(machine: Machine, text: str) -> UnitText:
     unit = parse(text)
@@ -202,7 +180,7 @@ RUN = f"ExecStart={PYTHON} -m sglang.launch_server"
     "text",
     [
         # An empty assignment takes back what stood before it.
-        f"Environment=A=1 B=2\nEnvironment=\nEnvironment=C=3\nExecStart=/bin/false\nExecStart=\n{RUN} again\n",
+        f"Environment=A=1 B=2\nEnvironment=\nEnvironment=C=3\nExecStart=/bin/x\nExecStart=\n{RUN} again\n",
         # A later variable wins; a comment has no continuation; a section may come back.
         f"Environment=A=1\n# comment \\\nEnvironment=A=2\n[Unit]\nAfter=x.target\n[Service]\n{RUN}\n",
         # An empty line ends what is continued.
