@@ -154,6 +154,7 @@ def always_wrong(session: Session, answer: Answer, call_expected: bool) -> Itera
     """What no answer may have, whatever was asked: leaked markers, rubbish, nothing at all."""
     places = [("content", answer.content), ("reasoning_content", answer.reasoning)]
     places += [("the arguments of a call", call.arguments) for call in answer.calls]
+    places += [("the name of a call", call.name) for call in answer.calls]
     for where, text in places:
         found = leaked(text, tool_parser=session.tool_parser, reasoning_parser=session.reasoning_parser)
         if found:
@@ -164,7 +165,8 @@ def always_wrong(session: Session, answer: Answer, call_expected: bool) -> Itera
             )
             yield Problem(words, remedy=remedy)
     for where, text in places[:2]:
-        reason = rubbish(text)
+        # The limit of tokens may fall between the bytes of one letter: that one is not lost.
+        reason = rubbish(text.removesuffix("\ufffd") if answer.finish_reason == "length" else text)
         if reason is not None:
             yield Problem(
                 f"{where} is rubbish: {reason}",

@@ -32,6 +32,13 @@ CORPUS = (
     '{"name": "get_weather", "arguments": {"location": "Paris", "unit": "celsius"}}',
     "Hello! How can I help you today?",
     "operations console server throughput running requests",
+    # Long enough words that a chat costs about as many tokens as with a tokenizer of a real model.
+    "The fans of the first row turn at half their speed, and the cards behind them stay below seventy.",
+    "The second row gets warmer air; its cards reach eight degrees when all of them work.",
+    "Nobody has seen a card throttle, but the filter should be cleaned before summer. 1, 2, 3, 4, 5, 6, 7, 8",
+    "A graphics card turns numbers into pictures. It works on many at once; others compute with it.",
+    '{"title": "", "count": 42, "ratio": 0.25, "urgent": true, "owner": {"name": "", "tags": []}}',
+    "functions.save_record get_time city country population_millions landmarks zone temperature_celsius",
 )
 CONTEXT_LENGTH = 131072
 
@@ -42,7 +49,7 @@ def make_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=768,
         special_tokens=list(CONTROL[:1]),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -11,7 +11,11 @@ Directives, in the last user message of a chat:
   [[crash]]        an exception in the scheduler
   [[hang S]]       the scheduler blocks for S seconds
 
-Environment: SCRIPTED_FILE (scripts.json), SCRIPTED_STEP_MS (per decode step),
+Without one: the reply that SCRIPTED_ANSWERS has for the first of its keys that stands in the message. That
+is a JSON file, read again for every request. A reply that begins with [[nan]] has NaN for its logits, one
+that has [[sleep MS]] in it is slow.
+
+Environment: SCRIPTED_FILE (scripts.json), SCRIPTED_ANSWERS, SCRIPTED_STEP_MS (per decode step),
 SCRIPTED_PREFILL_MS_PER_KTOK, SCRIPTED_LOAD_S (how long the weights take),
 SCRIPTED_WARM_UP_S (how much longer the very first step takes),
 SCRIPTED_DRAFT_ERR (0..1, share of the draft model's tokens that are wrong).
@@ -50,18 +54,31 @@ DRAFT_ERROR = float(os.environ.get("SCRIPTED_DRAFT_ERR", "0.3"))
 class Plan:
     """What one request will say: ``reply[i]`` stands at position ``start + i``; None is endless filler."""
 
-    def __init__(self, start: int, reply: list[int] | None, filler: list[int], sleep_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        start: int,
+        reply: list[int] | None,
+        filler: list[int],
+        sleep_s: float = 0.0,
+        broken: bool = False,
+    ) -> None:
         self.start = start
         self.reply = reply
         self.filler = filler
         self.sleep_s = sleep_s
+        self.broken = broken
 
     def token(self, position: int) -> int:
+        if self.broken:
+            return NAN
         index = max(0, position - self.start)
         if self.reply is None:
             return self.filler[index % len(self.filler)]
         return self.reply[min(index, len(self.reply) - 1)]
 
+
+#: Stands for a token whose logits are NaN.
+NAN = -1
 
 #: By the request's row in the KV pool. The target model fills it, a draft model in the same process reads it.
 PLANS: dict[int, Plan] = {}
@@ -90,12 +107,14 @@ class Script:
         turns = _TURN.findall(self._tokenizer.decode(ids[:header], skip_special_tokens=False))
         user = next((text for role, text in reversed(turns) if role == "user"), "")
         reply = self._after_tool(turns) or self._reply(user)
+        said = reply if isinstance(reply, str) else ""
+        broken = said.startswith("[[nan]]")
+        slow = re.search(r"\[\[sleep (\d+)\]\]", user + said)
         if isinstance(reply, str):
             reply = self._encode(_THOUGHT.sub("", reply) if silent else reply)
         if silent:
             start += len(self._no_thinking)
-        slow = re.search(r"\[\[sleep (\d+)\]\]", user)
-        return Plan(start, [*reply, self._end], self.filler, int(slow[1]) / 1e3 if slow else 0.0)
+        return Plan(start, [*reply, self._end], self.filler, int(slow[1]) / 1e3 if slow else 0.0, broken)
 
     def _last_header(self, ids: list[int]) -> int | None:
         """Where the assistant's turn opens; None in a raw prompt, or a chunk that ends before it."""
@@ -123,7 +142,14 @@ class Script:
         if hang := re.search(r"\[\[hang (\d+)\]\]", user):
             time.sleep(int(hang[1]))
             return "awake"
+        for part, answer in self._answers().items():
+            if part in user:
+                return answer
         return "<think>Nothing scripted.</think>You said: " + user[:200]
+
+    def _answers(self) -> dict[str, str]:
+        file = os.environ.get("SCRIPTED_ANSWERS")
+        return json.loads(Path(file).read_text()) if file else {}
 
 
 class ScriptedForCausalLM(nn.Module):
@@ -243,7 +269,8 @@ class ScriptedForCausalLM(nn.Module):
 
     def _one_hot(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = torch.zeros(len(tokens), self.config.hidden_size, dtype=self.lm_head.weight.dtype)
-        hidden[torch.arange(len(tokens)), tokens] = 1.0
+        hidden[torch.arange(len(tokens)), tokens.clamp(min=0)] = 1.0
+        hidden[tokens == NAN] = float("nan")
         return hidden
 
 
