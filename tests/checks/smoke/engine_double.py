@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from console.checks.smoke import Target, prompts
+from console.checks.smoke.session import AT_ONCE
 from console.model.profile import Expect, Profile, Reference
 from console.simulator.web import Call, Reply, WebServer
 
@@ -61,6 +62,7 @@ class EngineDouble:
         self.aborted: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.open = self.most_open = 0
+        self.full = asyncio.Event()  # as many requests are here as ever come at once
         self._web = WebServer(self._handle)
 
     async def start(self) -> str:
@@ -101,6 +103,8 @@ class EngineDouble:
         self.asked.append(body)
         self.open += 1
         self.most_open = max(self.most_open, self.open)
+        if self.open >= AT_ONCE:
+            self.full.set()
         try:
             if self.status is not None:
                 reply.send(*self.status)
