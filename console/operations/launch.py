@@ -8,7 +8,7 @@ import pwd
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from console.model.operation import Actor, Direction, JobEnd, JobStart, JobView, Plan
@@ -20,6 +20,7 @@ from console.store import audit
 from console.store.disk import read_whole
 from console.store.job_directory import (
     JobFile,
+    NoSuchJob,
     SiteFile,
     create_job,
     journal_path,
@@ -36,6 +37,9 @@ from console.store.lock import Holder, Locked, hold, holder
 from console.store.process import ProcessId, this_process
 from console.store.state import State, StateProblem
 from console.transport.demo import box_environment
+
+#: Seconds that a job whose end is in its journal has to close what it opened.
+CLOSE_S = 10.0
 
 #: The exit status of a job's process that found the host's lock taken.
 EXIT_LOCKED = 75
@@ -132,7 +136,7 @@ def submit(
     )
     process = this_process()
     mine = Holder(process=process, job=file.id, action=plan.action, user=file.actor.user, since=now)
-    with hold(state, mine):
+    with _held(state, mine):
         _refuse_unfinished(state)
         # Until its own process has begun, the job is ours: it is "running" for as long as we live.
         begun = JobStart(
@@ -184,14 +188,40 @@ def interrupted_words(job: JobView) -> str:
 def _again(state: State, job: str, direction: Direction, actor: Actor | None, starter: Starter) -> None:
     file = read_job(state, job)
     actor = actor or actor_here()
-    holder = Holder(
+    mine = Holder(
         process=this_process(), job=job, action=file.plan.action, user=actor.user, since=time.time()
     )
-    with hold(state, holder):
+    with _held(state, mine):
         _refuse_again(state, get_job(state, job), direction)
         site = read_site(state, job).site
     _record(state, file, direction, actor)
     _begin(state, job, direction, site, starter)
+
+
+@contextlib.contextmanager
+def _held(state: State, mine: Holder) -> Iterator[None]:
+    """Hold the host's lock. One whose job has ended only closes what it opened: that is waited for."""
+    ends = time.monotonic() + CLOSE_S
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(hold(state, mine))
+                break
+            except Locked as locked:
+                if time.monotonic() >= ends or not _is_over(state, locked.holder):
+                    raise
+            time.sleep(_LOOK_S)
+        yield
+
+
+def _is_over(state: State, holder: Holder | None) -> bool:
+    """Whether the holder's job has ended; one that has not given its name yet does so in a moment."""
+    if holder is None:
+        return True
+    try:
+        return get_job(state, holder.job).ended_at is not None
+    except NoSuchJob:
+        return False  # it is being made
 
 
 def _refuse_again(state: State, view: JobView, direction: Direction) -> None:
