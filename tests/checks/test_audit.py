@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from console.checks.audit import judge, naming
-from console.checks.audit_findings import lowest
+from console.checks.audit_engine import lowest
 from console.model.audit_report import Audit, audit_document, audit_lines
 from console.model.command_line import parse_command_line
 from console.model.configuration import Effective, File, Interpreter, Place
