@@ -14,8 +14,9 @@ from console.checks.budget import examine
 from console.model.budget import Budget
 from console.model.card_memory import RankMemory
 from console.model.finding import Finding
-from console.model.kv import exactly
+from console.model.kv import bytes_per_token, exactly, read_geometry
 from console.model.profile import Profile
+from console.simulator.models import DRAFT
 from console.simulator.spec import spec_of
 from console.sources.connect import connect
 from console.sources.files import load_profile, load_site, shipped_profiles_directory
@@ -167,11 +168,13 @@ async def test_the_loads_log_and_the_report_agree_on_every_rank(lab: Lab) -> Non
     ranks, problem = await read_load(lab.container, "sglang.service", 0.0, None)
     assert (problem, len(ranks), properties["ActiveState"]) == (None, 8, "active")
     usage = (await lab.http.get("/server_info")).json()["internal_states"][0]["memory_usage"]
+    draft = bytes_per_token(read_geometry(DRAFT), "bf16", 8)  # as its own config.json has it
     for told in ranks.values():
         assert isinstance(told, RankMemory)
         for size, reported in ((told.weights, usage["weight"]), (told.kv, usage["kvcache"])):
             assert size == pytest.approx(reported * GIB, abs=0.006 * GIB)
         assert told.graphs == pytest.approx(sum(usage["graph"].values()) * GIB, abs=0.01 * GIB)
+        assert told.draft_kv == pytest.approx(spec.kv_tokens * draft, abs=0.011 * GIB)
         assert told.before_weights is not None
         taken = (told.weights or 0) + (told.draft or 0) + (told.kv or 0) + (told.graphs or 0)
         left = usage["startup_available"] * GIB
