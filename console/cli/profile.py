@@ -110,6 +110,8 @@ def render(given: Given, name: str, as_diff: bool, python: str | None) -> int:
     except UnitProblem as problem:
         raise Failed(f"{name}: {problem}") from None
     if files is not None:
+        if files.need_daemon_reload:
+            warn(f"the files of {files.unit} changed since systemd read them: systemctl daemon-reload")
         for setting in dropped(files.own):
             warn(f"not kept of {files.unit}: {setting}")
         for words in _in_the_way(files):
@@ -149,6 +151,11 @@ def adopt(given: Given, unit: str, name: str | None, key: int | None, output: Pa
     assert files is not None
     if files.text is None:
         raise Failed(f"there is no {unit}; systemctl list-units --type=service --all names those that are")
+    if files.need_daemon_reload:
+        raise Failed(
+            f"the files of {unit} changed since systemd read them; run systemctl daemon-reload where it is, "
+            "look whether the change is meant, and adopt it again"
+        )
     try:
         adoption = profile_of(files.effective, name=name, key=key, stop_s=files.stop_timeout_s)
     except UnitProblem as problem:
