@@ -53,13 +53,17 @@ def jobs_list(given: Given, as_json: bool) -> int:
 def show(given: Given, job: str | None, as_json: bool) -> int:
     """One job with its steps; without ID the newest."""
     from console.model.job_report import full_job_document, job_lines, moment
-    from console.store import audit
-    from console.store.jobs import get_job
+    from console.store.jobs import get_job, runs_of
+    from console.store.state import StateProblem
 
     with telling_refusals():
         state = _state(given)
         view = get_job(state, job or _newest(state))
-        runs = audit.runs_of(state, view.id)
+    try:
+        runs = runs_of(state, view)
+    except StateProblem as problem:  # the job itself is told all the same
+        warn(str(problem))
+        runs = ()
     if as_json:
         document = full_job_document(view)
         document["runs"] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from console.model.operation import JobView
+from console.model.operation import JobView, Outcome
 from console.store import audit
 from console.store.job_directory import NoSuchJob, is_id, journal_path, read_job, view_of
 from console.store.journal import read
@@ -71,6 +71,19 @@ def unfinished_jobs(state: State) -> tuple[JobView, ...]:
         raise StateProblem(f"{state.jobs}: {problem.strerror}") from None
     views = [_current(state, name) for name in names if is_id(name)]
     return tuple(view for view in views if view.state in ("running", "interrupted"))
+
+
+def runs_of(state: State, view: JobView) -> tuple[audit.Run, ...]:
+    """Every run of a job, oldest first. StateProblem when the database cannot be read.
+
+    The journal has the last run's end first: the audit trail is written after it.
+    """
+    runs = audit.runs_of(state, view.id)
+    if not runs or runs[-1].outcome is not None or view.ended_at is None:
+        return runs
+    outcome: Outcome | None = view.state if view.state in ("done", "failed", "rolled-back") else None
+    last = msgspec.structs.replace(runs[-1], ended_at=view.ended_at, outcome=outcome, reasons=view.reasons)
+    return (*runs[:-1], last)
 
 
 def _current(state: State, job: str) -> JobView:
