@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 
 from console.model.managed_unit import UnitText, launch_argv, parse, render
 from console.model.profile import FlagValue, Load, Profile
+from console.sources.source import Unavailable
+from console.sources.unit_file import read_unit_files
+from console.transport.files import replace
 from tests.model.unit_words import NASTY, PYTHON, WRITTEN, foreign, words
 from tests.rigs.systemd.machine import UNITS, Machine
 
@@ -217,3 +220,109 @@ def test_drop_ins_come_after_the_unit(machine: Machine) -> None:
     unit = parse(text, [drop_in])
     assert unit.argv == ran.argv == (PYTHON, "-m", "sglang.launch_server", "second")
     assert unit.environment == ran.environment == {"A": "1", "B": "2"}
+
+
+# The life of a managed unit ----------------------------------------------------------------------
+
+#: Says "worker" when its worker gets SIGTERM; ends half a second after its own, and leaves the worker.
+TERMINATED = """
+import os, signal, sys, time
+def told(number, frame):
+    os.write(1, b"worker ")
+worker = os.fork()
+if worker == 0:
+    signal.signal(signal.SIGTERM, told)
+    while True:
+        time.sleep(60)
+def end(number, frame):
+    time.sleep(0.5)
+    os.write(1, b"main ")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+os.write(1, b"up ")
+while True:
+    time.sleep(60)
+"""
+
+
+def managed(machine: Machine, package: str, program: str, drop_in: str = "") -> str:
+    """The name of a managed unit that runs ``program`` with what it says in /run/NAME."""
+    name = f"{package}.service"
+    for file, body in (("__init__", ""), ("launch_server", program)):
+        machine.write(f"/opt/{package}/sglang/{file}.py", body)
+    profile = Profile(
+        name=package,
+        title=package,
+        args={"model-path": "/m"},
+        env={"PYTHONPATH": f"/opt/{package}"},
+        load=Load(stop_s=5),
+    )
+    said = f"[Service]\nStandardOutput=append:/run/{name}\n{drop_in}"
+    machine.write(f"{UNITS}/{name}.d/test.conf", said)
+    machine.write_unit(name, render(profile, python=PYTHON))
+    return name
+
+
+def said_by(machine: Machine, name: str, words: str, within: float = 10) -> str:
+    """What the unit has said, once ``words`` are in it."""
+    path = machine.root / "run" / name
+    ends = time.monotonic() + within
+    while not (path.exists() and words in path.read_text()):
+        assert time.monotonic() < ends, machine.run("systemctl", "status", name, check=False)
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def test_a_stop_asks_the_main_process_alone_and_leaves_none_behind(machine: Machine) -> None:
+    name = managed(machine, "terminated", TERMINATED)
+    machine.run("systemctl", "start", name)
+    said_by(machine, name, "up")
+    machine.run("systemctl", "stop", name)
+    assert said_by(machine, name, "main") == "up main "
+    # The worker, which did not end by itself, is gone with the unit.
+    assert "/opt/terminated" not in machine.run("sh", "-c", "cat /proc/[0-9]*/environ | tr '\\0' ' '")
+    shown = machine.run("systemctl", "show", "-p", "ActiveState,Result", name).split()
+    assert shown == ["Result=success", "ActiveState=inactive"]
+
+
+def test_a_crash_is_tried_again_twice_and_then_left(machine: Machine) -> None:
+    program = 'import sys\nprint("try", end=" ", flush=True)\nsys.exit(1)\n'
+    name = managed(machine, "crashes", program, drop_in="RestartSec=100ms\n")
+    machine.run("systemctl", "start", name)
+    ends = time.monotonic() + 15
+    while machine.run("systemctl", "is-active", name, check=False).strip() != "failed":
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+    assert said_by(machine, name, "try").split() == ["try"] * 3
+
+
+async def test_the_files_of_a_unit_are_found_wherever_they_are(machine: Machine) -> None:
+    runner = machine.runner()
+    vendor = f"[Service]\nExecStart={PYTHON} -m x\n"
+    machine.write("/usr/lib/systemd/system/vendor.service", vendor)
+    machine.write("/usr/lib/systemd/system/vendor.service.d/10.conf", "[Service]\nEnvironment=A=1\n")
+    machine.write(f"{UNITS}/vendor.service.d/20.conf", "[Service]\nEnvironment=A=2\n")
+    machine.run("systemctl", "daemon-reload")
+    files = await read_unit_files(runner, "vendor.service")
+    assert (files.fragment, files.text) == ("/lib/systemd/system/vendor.service", vendor)
+    assert (files.path, files.before) == (f"/{UNITS}/vendor.service", None)
+    assert [text.split()[-1] for _, text in files.drop_ins] == ["Environment=A=1", "Environment=A=2"]
+    assert files.effective.environment == {"A": "2"}
+    assert files.python == PYTHON
+    assert files.stop_timeout_s == 90
+
+    # One in /etc comes over it, as soon as it is there.
+    await replace(runner, files.path, "[Service]\nExecStart=/bin/true\nTimeoutStopSec=7\n")
+    assert (await read_unit_files(runner, "vendor.service")).need_daemon_reload
+    machine.run("systemctl", "daemon-reload")
+    files = await read_unit_files(runner, "vendor.service")
+    assert files.before == files.text == "[Service]\nExecStart=/bin/true\nTimeoutStopSec=7\n"
+    assert (files.stop_timeout_s, files.need_daemon_reload) == (7, False)
+
+    absent = await read_unit_files(runner, "absent.service")
+    assert (absent.text, absent.fragment, absent.load_state) == (None, None, "not-found")
+    machine.write(f"{UNITS}/latin.service", "[Service]\n")
+    (machine.root / UNITS / "latin.service").write_bytes(b"[Service]\n# \xe9\nExecStart=/bin/true\n")
+    machine.run("systemctl", "daemon-reload")
+    with pytest.raises(Unavailable, match=r"latin\.service: not UTF-8 text at byte 12"):
+        await read_unit_files(runner, "latin.service")
