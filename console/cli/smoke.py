@@ -123,8 +123,6 @@ async def _fire(target: Target, names: Collection[str], quiet: bool) -> tuple[Fi
                 took = time.monotonic() - began.get(event.id, time.monotonic())
                 print_lines(_finding_lines(event, took))
 
-    if not quiet:
-        print_lines(_head(target))
     loop = asyncio.get_running_loop()
     run = asyncio.create_task(run_smoke(target, only=names, report=report))
 
@@ -135,6 +133,8 @@ async def _fire(target: Target, names: Collection[str], quiet: bool) -> tuple[Fi
 
     for number in ENDING:
         loop.add_signal_handler(number, end, number)
+    if not quiet:
+        print_lines(_head(target))
     try:
         return await run
     except asyncio.CancelledError:
