@@ -22,11 +22,12 @@ class Glyphs(msgspec.Struct, frozen=True):
     separator: str
     remedy: str
     back: str  # a step that was taken back
+    more: str  # there is more below
     plot: str  # plotext's marker
 
 
-UNICODE = Glyphs("━", "╸", "─", "─", "●", "▲", "✖", "○", "◐", "…", "·", "→", "↶", "braille")
-ASCII = Glyphs("=", "-", ".", "-", "*", "!", "X", "o", "~", "~", "|", ">", "<", "*")
+UNICODE = Glyphs("━", "╸", "─", "─", "●", "▲", "✖", "○", "◐", "…", "·", "→", "↶", "▾", "braille")
+ASCII = Glyphs("=", "-", ".", "-", "*", "!", "X", "o", "~", "~", "|", ">", "<", "v", "*")
 
 _PLAIN = {
     "·": "|",
@@ -38,6 +39,7 @@ _PLAIN = {
     "°": " ",
     "→": ">",
     "↶": "<",
+    "▾": "v",
     "“": '"',
     "”": '"',
     "●": "*",

@@ -41,9 +41,6 @@ _ROLES: dict[StepState, str] = {
     "nothing-to-undo": "dim",
 }
 
-#: Cells for a step's words before what was seen of it.
-_WORDS = 44
-
 
 def step_mark(state: StepState, glyphs: Glyphs) -> Span:
     """The sign of a step, in its colour."""
@@ -151,7 +148,7 @@ class JobPanel(Scrolled):
             Span(" "),
             step_mark(step.state, glyphs),
             Span(f"{'' if took is None else words.span(took):>7}  ", "text" if active else "dim"),
-            Span(told, role),
+            Span(clip(told, max(0, width - 12), glyphs), role),
         ]
         rows = [row]
         indent = " " * 11

@@ -13,7 +13,7 @@ from console.model.snapshot import Snapshot
 from console.ui.glyphs import UNICODE, Glyphs
 from console.ui.header import Header
 from console.ui.panel import Panel
-from console.ui.rows import Row, Span, fit
+from console.ui.rows import Row, Span
 from console.ui.spans import SpanCompositor
 
 
@@ -41,10 +41,13 @@ class Scrolled(Panel):
         first, *rest = self.all_rows(snapshot, width)
         room = max(0, height - 1)
         self._top = max(0, min(self._top, len(rest) - room))
+        shown = rest[self._top : self._top + room]
         below = len(rest) - self._top - room
-        if below > 0:
-            first = fit([Span(f"({below} below) ", "warn"), *first], width)
-        return [first, *rest[self._top : self._top + room]]
+        if below > 0 and shown:
+            # The last row gives way: what the heading says of keys must stay readable.
+            more: Row = [Span(f" {self.glyphs.more} {below + 1} more rows ", "accent")]
+            shown[-1] = [*more, Span("(down, page down)", "dim")]
+        return [first, *shown]
 
     def action_move(self, by: int) -> None:
         self._top = max(0, self._top + by)

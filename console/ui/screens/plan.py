@@ -15,7 +15,7 @@ from console.model.operation import FileChange, Plan
 from console.model.snapshot import Snapshot
 from console.ui.glyphs import UNICODE, Glyphs
 from console.ui.header import Header
-from console.ui.rows import Row, Span, clip, fit, heading, spread
+from console.ui.rows import Row, Span, clip, fit, heading, spread, width_of
 from console.ui.screens.page import Page, Scrolled
 
 _WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass", "skipped")
@@ -26,6 +26,9 @@ _ROLES: dict[Verdict, str] = {
     "pass": "good",
     "skipped": "dim",
 }
+
+#: Cells for the titles of findings; a longer one moves its own evidence.
+_TITLE = 28
 
 #: Cells of a step's words; what rolling back would do stands beside them where there is room.
 _BESIDE = 110
@@ -40,12 +43,13 @@ def mark(verdict: Verdict, glyphs: Glyphs) -> Span:
 def finding_rows(findings: tuple[Finding, ...], width: int, glyphs: Glyphs) -> list[Row]:
     """One row a finding, worst first; evidence and remedy of those that did not pass are read whole."""
     rows: list[Row] = []
+    column = min(_TITLE, max((len(finding.title) for finding in findings), default=0))
     for finding in sorted(findings, key=lambda finding: _WORST_FIRST.index(finding.verdict)):
         role = _ROLES[finding.verdict] if finding.verdict in ("fail", "unknown", "warn") else "text"
-        head: Row = [Span(" "), mark(finding.verdict, glyphs), Span(f" {finding.title}", role)]
+        head: Row = [Span(" "), mark(finding.verdict, glyphs), Span(f" {finding.title:<{column}}", role)]
         if finding.verdict in ("pass", "skipped"):
-            room = max(0, width - len(finding.title) - 5)
-            rows.append([*head, Span(f"  {clip(finding.evidence, room, glyphs)}", "dim")])
+            evidence = clip(finding.evidence, max(0, width - width_of(head) - 3), glyphs)
+            rows.append([*head, Span(f"  {evidence}", "dim")])
             continue
         rows.append(head)
         rows += paragraph(finding.evidence, "text", width, "   ")
