@@ -48,7 +48,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 def settings(text: str) -> tuple[tuple[Setting, ...], str | None]:
     """Every assignment of a unit file, in its order, and why systemd refuses the file, if it does."""
-    found = []
+    found: list[Setting] = []
     section = ""
     for line in _logical_lines(text):
         if (letter := unwritable(line)) is not None:
