@@ -58,6 +58,7 @@ def imported(*arguments: str) -> tuple[int, set[str]]:
         "config path",
         "profile list",
         "profile show kimi-k2.5-int4",
+        "jobs list",
     ],
 )
 def test_a_command_never_imports_what_only_the_screen_needs(box: Path, arguments: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import os
@@ -99,6 +98,8 @@ def follow_job(state: State, job: str, *, as_json: bool, asked_back: bool = Fals
 
 
 async def _follow(state: State, job: str, printer: _Printer) -> JobView:
+    import asyncio
+
     from console.operations.journal import follow
 
     loop = asyncio.get_running_loop()

@@ -185,7 +185,7 @@ def _say_interrupted(journal: Journal) -> None:
         journal.append(Progress(at=time.time(), step=step, words=words))
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, *, steps_of: StepsOf = steps_of, opened: Opened = opened) -> int:
     """``python -P -m console.operations.job --state DIR --job ID --direction forward|resume|rollback``."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="gpuops-job", description=__doc__)

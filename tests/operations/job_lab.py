@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ import msgspec
 from console.model.operation import Actor, Direction, Event, JobStart, Plan, PlannedStep, StepEvent
 from console.model.profile import Profile
 from console.model.site import Site
+from console.operations import job as job_process
 from console.operations.job import carry_on
 from console.operations.step import Context, Step, StepFailed
 from console.store.job_directory import JobFile, SiteFile, create_job, new_id
@@ -254,15 +254,5 @@ def killer(nth: int, torn: Path) -> Callable[[str], None]:
     return kill
 
 
-def main() -> int:
-    """As ``console.operations.job``, with this operation and this context."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-    direction: Any = given["--direction"]
-    return carry_on(
-        State(Path(given["--state"])), given["--job"], direction, steps_of=steps_of, opened=opened
-    )
-
-
 if __name__ == "__main__":
-    os._exit(main())
+    os._exit(job_process.main(steps_of=steps_of, opened=opened))
