@@ -317,7 +317,10 @@ def _meant(flag: str, word: str, choices: tuple[str, ...]) -> str | None:
 def _nearest_choice(word: str, choices: tuple[str, ...]) -> str | None:
     lower = {choice.lower(): choice for choice in choices}
     close = difflib.get_close_matches(word.lower()[:100], lower, n=1, cutoff=0.6)
-    return lower[close[0]] if close else None
+    if close:
+        return lower[close[0]]
+    within = [choice for choice in choices if len(word) > 2 and word.lower() in choice.lower()]
+    return within[0] if len(within) == 1 else None
 
 
 def _listed(choices: tuple[str, ...]) -> str:

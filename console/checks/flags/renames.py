@@ -91,9 +91,12 @@ def instead_lines(
         taken = fixed
     elif other:
         taken = args.get(other.strip("<>"), "N")
-    successors = [name.lstrip("-") for name in names]
-    for one in successors:
-        flag = table.by_name.get(one)
+    lines = []
+    for successor in (name.lstrip("-") for name in names):
+        flag = table.by_name.get(successor)
         if flag is None or (flag.choices is not None and taken not in flag.choices):
             return None
-    return ", ".join(argument_line(one, taken) for one in successors)
+        if flag.arity == "1" and taken is True:
+            return None
+        lines.append(argument_line(successor, True if flag.arity == "0" else taken))
+    return ", ".join(lines)

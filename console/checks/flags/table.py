@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from console.model.engine_facts import ALIASES
+
 TABLES = Path(__file__).parent / "tables"
 
 #: The oldest version that serves the models this console is for.
@@ -39,10 +41,12 @@ class Flag(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its one name without dashes: that of its value where it is called so, else the first."""
+        """Its one name without dashes, the same in every version: tp-size, however it is called besides."""
         own = f"--{self.dest.replace('_', '-')}"
         chosen = own if own in self.names else next((n for n in self.names if n[:2] == "--"), self.names[0])
-        return chosen.lstrip("-")
+        bare = chosen.lstrip("-")
+        other = ALIASES.get(bare, bare)
+        return other if f"--{other}" in self.names else bare
 
 
 class FlagTable(msgspec.Struct, frozen=True, dict=True):
