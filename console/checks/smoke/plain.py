@@ -98,7 +98,7 @@ async def degenerate(session: Session) -> Result:
     exchanges = await session.in_each_mode(prompts.PROSE, thinking=False, max_tokens=160)
 
     def judge(exchange: Exchange, answer: Answer) -> Iterator[Problem]:
-        reason = rubbish(answer.content, latin=True)
+        reason = rubbish(answer.content, latin=True, cut=answer.finish_reason == "length")
         if reason is not None:
             yield Problem(f"the text is rubbish: {reason}")
 

@@ -22,11 +22,14 @@ _DISTINCT = 0.2
 _FOREIGN = 0.3  # of the letters
 
 
-def rubbish(text: str, *, latin: bool = False) -> str | None:
+def rubbish(text: str, *, latin: bool = False, cut: bool = False) -> str | None:
     """Why the text is rubbish, in words; None when nothing is wrong with it. An empty text is not judged.
 
-    ``latin``: it was asked in English for English, so most letters should be Latin ones.
+    ``latin``: it was asked in English for English, so most letters should be Latin ones. ``cut``: a limit of
+    tokens ended it, which may fall between the bytes of the last letter; that one was not lost.
     """
+    if cut:
+        text = text.removesuffix("\ufffd")
     signs = "".join(text.split())
     if not signs:
         return None

@@ -160,8 +160,10 @@ class Session:
             mode += ", thinking" if thinking else ", not thinking"
         exchange = await self._wire.send("/v1/chat/completions", body, mode, parse_chat)
         answer = exchange.answer
-        if answer is not None and (rubbish(answer.content) or rubbish(answer.reasoning)):
-            self._wire.token_cap = RUBBISH
+        if answer is not None:
+            cut = answer.finish_reason == "length"
+            if rubbish(answer.content, cut=cut) or rubbish(answer.reasoning, cut=cut):
+                self._wire.token_cap = RUBBISH
         return exchange
 
     async def in_each_mode(

@@ -69,6 +69,9 @@ def settle(
         elif exchange.answer is not None:
             answer = exchange.answer
             general = list(always_wrong(session, answer, call_expected))
+            if not general and exchange.capped and answer.finish_reason == "length":
+                words = "cut short: the engine speaks rubbish, so no more tokens were asked for"
+                general = [Problem(words, "unknown", "see degenerate")]
             # What is rubbish or empty is wrong in every further respect as well: one reason is enough.
             problems = general or judge(exchange, answer)
         else:
@@ -165,8 +168,7 @@ def always_wrong(session: Session, answer: Answer, call_expected: bool) -> Itera
             )
             yield Problem(words, remedy=remedy)
     for where, text in places[:2]:
-        # The limit of tokens may fall between the bytes of one letter: that one is not lost.
-        reason = rubbish(text.removesuffix("\ufffd") if answer.finish_reason == "length" else text)
+        reason = rubbish(text, cut=answer.finish_reason == "length")
         if reason is not None:
             yield Problem(
                 f"{where} is rubbish: {reason}",

@@ -48,6 +48,7 @@ _RAW_KEPT = 4096
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """What was sent, and what came back: an answer or a trouble. Times in seconds.
 
+    ``capped``: it was given fewer tokens than the check asked for.
     ``raw`` is the start of the bytes that came, cleaned. ``first_token_s`` is None for a whole answer.
     """
 
@@ -56,6 +57,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     request: Mapping[str, Any]
     answer: Answer | None = None
     trouble: Trouble | None = None
+    capped: bool = False
     raw: str = ""
     seconds: float = 0.0
     first_token_s: float | None = None
@@ -92,8 +94,9 @@ class Wire:
         async with self._places:
             rid = f"{RID_PREFIX}{self._run}-{next(self._numbers)}"
             body = {**body, "rid": rid}
-            if self.token_cap is not None and "max_tokens" in body:
-                body["max_tokens"] = min(body["max_tokens"], self.token_cap)
+            capped = self.token_cap is not None and body.get("max_tokens", 0) > self.token_cap
+            if capped:
+                body["max_tokens"] = self.token_cap
             if self._stuck is not None:
                 words = "not asked: the engine did not answer the requests before"
                 return Exchange(mode=mode, path=path, request=body, trouble=Trouble("not-asked", words))
@@ -110,6 +113,7 @@ class Wire:
                 request=body,
                 answer=one.answer,
                 trouble=trouble,
+                capped=capped,
                 raw=clean(bytes(one.raw).decode("utf-8", "replace")),
                 seconds=time.monotonic() - began,
                 first_token_s=None if one.first_at is None else one.first_at - began,
