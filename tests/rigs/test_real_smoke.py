@@ -71,13 +71,17 @@ class Lab:
         return sum(load["num_running_reqs"] for load in loads)
 
 
-FAMILIES: dict[str, tuple[Family, str]] = {"kimi": ("kimi_k2", "kimi_k2"), "coder": ("qwen3_coder", "qwen3")}
+FAMILIES: dict[str, tuple[Family, str]] = {
+    "kimi": ("kimi_k2", "kimi_k2"),
+    "coder": ("qwen3_coder", "qwen3"),
+    "drafting": ("qwen25", "qwen3"),
+}
 
 #: For what is the same whichever model answers: one server is enough.
 one_server = pytest.mark.parametrize("made", ["kimi"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=["kimi", "coder"])
 def made(
     request: pytest.FixtureRequest,
     sglang_installation: Installation,
@@ -85,7 +89,8 @@ def made(
 ) -> Iterator[Lab]:
     """One server after the other: pytest runs all tests of one before it starts the next."""
     family, reasoning = FAMILIES[request.param]
-    lab = Lab(sglang_installation, tmp_path_factory.mktemp(family), family, reasoning)
+    drafts = request.param == "drafting"
+    lab = Lab(sglang_installation, tmp_path_factory.mktemp(family), family, reasoning, speculative=drafts)
     try:
         lab.server.start()
         yield lab
@@ -113,24 +118,6 @@ async def test_a_healthy_model_passes_every_check_well_within_a_minute(healthy: 
         wanted = {check.id: "pass" for check in CHECKS} | {"speculation": "skipped"}
         assert verdicts(findings) == wanted, [f.evidence for f in findings.values() if f.verdict != "pass"]
         assert await healthy.running() == 0
-
-
-async def test_speculation_is_measured_against_what_the_profile_expects(
-    sglang_installation: Installation, tmp_path: Path
-) -> None:
-    drafting = Lab(sglang_installation, tmp_path, "qwen25", "qwen3", speculative=True)
-    try:
-        drafting.server.start()
-        await drafting.server.wait_ready()
-        good = await drafting.run(
-            "speculation", "tools-call", profile=drafting.profile(accept_length_min=2.5)
-        )
-        poor = await drafting.run("speculation", profile=drafting.profile(accept_length_min=3.9))
-    finally:
-        drafting.server.stop(grace=0)
-    assert verdicts(good) == {"speculation": "pass", "tools-call": "pass"}
-    assert poor["speculation"].verdict == "fail"
-    assert "less than the 3.9 expected" in poor["speculation"].evidence
 
 
 #: What is wrong with the model: the answers that differ, and of each check that fails what it says.
@@ -326,3 +313,12 @@ async def test_the_server_parts_the_text_of_every_reasoning_parser(healthy: Lab)
                 leaked(json.dumps(parsed, ensure_ascii=False), tool_parser=None, reasoning_parser=parser)
                 == ()
             )
+
+
+@pytest.mark.parametrize("made", ["drafting"], indirect=True)
+async def test_speculation_is_measured_against_what_the_profile_expects(healthy: Lab) -> None:
+    good = await healthy.run("speculation", "tools-call", profile=healthy.profile(accept_length_min=2.5))
+    assert verdicts(good) == {"speculation": "pass", "tools-call": "pass"}
+    poor = await healthy.run("speculation", profile=healthy.profile(accept_length_min=3.9))
+    assert poor["speculation"].verdict == "fail"
+    assert "less than the 3.9 expected" in poor["speculation"].evidence

@@ -188,3 +188,9 @@ def test_a_schema_beyond_the_checker_is_refused_and_not_passed() -> None:
         list(violations("x", {"type": "string", "pattern": "y"}))
     for schema in (*SCHEMAS.values(), CITY_SCHEMA):
         list(violations({}, schema))  # ours are all within it
+
+
+def test_a_letter_that_the_limit_of_tokens_cut_was_not_lost() -> None:
+    assert rubbish("It is sunny in 東\ufffd", cut=True) is None
+    assert rubbish("It is sunny in 東\ufffd") is not None
+    assert rubbish("It is \ufffd sunny in 東\ufffd", cut=True) is not None
