@@ -109,18 +109,22 @@ def local_time(at: float) -> str:
 
 
 def job_rows(views: tuple[JobView, ...]) -> tuple[Line, ...]:
-    """A line for each job, newest first: id, state, by whom, how long, how it ended."""
+    """A line for each job, newest first: id, state, how long, what, by whom; below it why it failed."""
     wide = max((len(view.id) for view in views), default=0)
-    return tuple(_row(view, wide) for view in views)
+    return tuple(line for view in views for line in _rows(view, wide))
 
 
-def _row(view: JobView, wide: int) -> Line:
+def _rows(view: JobView, wide: int) -> Iterator[Line]:
     state = view.state.replace("-", " ")
     took = words.span(None if view.ended_at is None else view.ended_at - view.created_at)
-    told = view.plan.title if not view.reasons else f"{view.plan.title}: {view.reasons[0]}"
-    head = f"{view.id:<{wide}}  {state:<11}  {took:>6}  {view.actor.user[:10]:<10}  "
-    room = max(20, WIDTH - len(head))
-    return Line(head + (told if len(told) <= room else told[: room - 1] + "…"), STATES[view.state])
+    tone = STATES[view.state]
+    yield Line(_cut(f"{view.id:<{wide}}  {state:<11}  {took:>6}  {view.plan.title}, {view.actor.user}"), tone)
+    for reason in view.reasons[:1]:
+        yield Line(_cut(f"{'':<{wide}}  {reason}"), "dim")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
 
 
 def job_lines(view: JobView) -> tuple[Line, ...]:

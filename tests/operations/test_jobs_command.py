@@ -105,6 +105,19 @@ def test_the_list_is_newest_first_and_has_the_promised_names(
     ended(state, second)
 
 
+def test_the_list_says_what_and_by_whom_and_below_it_why_it_failed(
+    site: str, state: State, files: Path, capsys: Said
+) -> None:
+    job = submitted(state, plan_in(files, "broken"))
+    ended(state, job)
+    assert run(["jobs", "--site", site]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split()[:3] == [job, "rolled", "back"]
+    assert said[0].endswith("make it new, tester")
+    assert said[1].strip() == "it cannot be done"
+    assert len(said) == 2
+
+
 def test_one_job_shows_who_why_and_every_step(site: str, state: State, files: Path, capsys: Said) -> None:
     job = submitted(state, plan_in(files, "broken"), "a try")
     ended(state, job)
