@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from console.checks.budget import Evidence, judge
+from console.checks.budget import judge
+from console.checks.budget_evidence import Evidence
 from console.checks.budget_findings import (
     arithmetic_finding,
     cards_finding,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.model.card import CardTelemetry, CardView, Holder, Owner, PciCard, PciLink
@@ -123,6 +123,7 @@ def test_each_card_shows_its_own_rank() -> None:
 _SIZE = st.none() | st.integers(0, 100 * GIB)
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 96 * GIB),
     st.builds(

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.model.host_cache import (
@@ -226,6 +226,7 @@ _VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from([KIMI, QWEN, LLAMA]),
     st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=4),
@@ -354,6 +355,7 @@ def test_an_argument_that_cannot_be_read_is_told_and_counts_as_not_given(
     assert found == KvArguments()
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["tp-size", "dp-size", "hicache-ratio", "page-size"]), _VALUES))
 def test_any_arguments_are_survived(flags: dict[str, object]) -> None:
     found, _ = read_arguments(flags)
@@ -446,6 +448,7 @@ def test_weights_that_leave_no_room_leave_no_token() -> None:
     assert found.tokens == exactly(0)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from([KIMI, QWEN, LLAMA]),
     st.integers(0, 200 * GIB),

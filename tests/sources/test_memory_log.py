@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.model.card_memory import rank_key
@@ -117,6 +117,7 @@ def test_recorded_loads_tell_every_rank(name: str, keys: set[str], drafts: bool)
         assert (told.draft is not None) == drafts
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.text()
@@ -188,6 +189,7 @@ def test_recorded_reports_are_read(name: str) -> None:
     assert report.memory[rank_key(None)].tokens
 
 
+@settings(deadline=None)
 @given(
     st.binary(max_size=60)
     | st.sampled_from(

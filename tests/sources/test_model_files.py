@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.sources.host_memory import groups_of, read_held, read_host_memory
@@ -99,6 +99,7 @@ def test_a_bad_config_is_told_with_its_place(body: bytes, words: str) -> None:
     assert "\x1b" not in problem
 
 
+@settings(deadline=None)
 @given(
     st.binary(max_size=80)
     | st.recursive(

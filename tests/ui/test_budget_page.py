@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.checks.budget import judge
@@ -178,6 +178,7 @@ def test_the_legend_tells_sizes_and_what_is_not_known() -> None:
     assert all(width_of(row) <= 44 for row in legend([card(0, weights=1, kv=8, graphs=2, others=3)], 40))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(KINDS), st.integers(-(2**40), 2**40)), max_size=8),
     st.integers(0, 2**38),
