@@ -1,1 +1,1 @@
-"""Giving cards from one guest to the other: what is there, what stands in the way, what was left half done."""
+"""Cards that change sides: what is there, what stands in the way, what was left half done."""

@@ -47,7 +47,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What it is, in a word: the second byte of the class is the subclass (PCI Code and ID Assignment)."""
+        """What it is, in a word, by class and subclass (PCI Code and ID Assignment)."""
         return _KINDS.get(self.class_code >> 8) or _CLASSES.get(self.class_code >> 16) or "device"
 
 
@@ -131,7 +131,7 @@ class HostPci(msgspec.Struct, frozen=True, kw_only=True):
     union, and ``alternatives`` holds each.
     """
 
-    key: str  # hostpci0 … hostpci15
+    key: str  # hostpci0 … hostpci15; "args" when QEMU's own arguments name it, past Proxmox
     wanted: tuple[str, ...] = ()  # 0000:41:00 (all functions) or 0000:41:00.0
     mapping: str | None = None
     options: dict[str, str] = msgspec.field(default_factory=dict)
@@ -161,7 +161,6 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     bios: str | None = None
     cpu: str | None = None
     networks: int = 0  # number of netN lines: each adds to the start's deadline
-    arguments: str | None = None  # the line ``args``
     template: bool = False
     pending: bool = False  # the file has changes that wait for the next start
 
@@ -203,6 +202,7 @@ class ContainerConfig(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     name: str | None = None
     status: VmStatus | None = None
+    init: int | None = None  # the host's pid of its process 1, while it runs
     lock: str | None = None
     onboot: bool = False
     ha: str | None = None
@@ -249,15 +249,22 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     module: str | None = None  # what is loaded
     open_module: bool | None = None
     library: str | None = None  # libnvidia-ml of this host
-    container_library: str | None = None  # of the site's container, while it runs
+    container_libraries: dict[int, str] = msgspec.field(default_factory=dict)  # of containers that run
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Of the host, in MiB."""
 
     available_mib: int | None = None
-    hugepages_free: int | None = None
-    hugepage_kib: int | None = None
+    hugepages: dict[int, int] = msgspec.field(default_factory=dict)  # by size in KiB: free pages
+
+
+class KernelReferences(msgspec.Struct, frozen=True, kw_only=True):
+    """What in the kernel itself may keep a card busy, without any process. None: not loaded, or not told."""
+
+    modeset: bool | None = None  # nvidia_drm draws: modeset=1
+    fbdev: bool | None = None  # and puts the text console on the card: fbdev=1
+    uvm_retained: dict[str, int] = msgspec.field(default_factory=dict)  # by UUID, where UVM tells
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,11 +280,12 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     containers: tuple[ContainerConfig, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     drivers: tuple[str, ...] = ()  # PCI drivers that are loaded
-    modules: tuple[str, ...] = ()  # of nvidia, nvidia_drm, nvidia_modeset, nvidia_uvm, vfio_pci: those loaded
+    modules: tuple[str, ...] = ()  # kernel modules that matter to cards: those loaded
     nodes: tuple[str, ...] = ()  # of /dev/nvidia*, /dev/vfio/*: those that are there
     versions: Versions = Versions()
     memory: Memory = Memory()
-    kernel_references: dict[str, str] = msgspec.field(default_factory=dict)  # see ``checks.rebind``
+    references: KernelReferences = KernelReferences()
+    proxmox_absent: str | None = None  # why /etc/pve says nothing; None when it can be read
     problems: tuple[str, ...] = ()  # what could not be read: path and reason
 
     def slot(self, address: Address) -> Slot | None:
