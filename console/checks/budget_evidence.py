@@ -1,4 +1,4 @@
-"""What a budget is judged from: the snapshot, the engine's report, the load's log, the host's RAM, the files."""
+"""What a budget is judged from: snapshot, engine report, log of the load, host RAM, model files."""
 
 from __future__ import annotations
 
