@@ -248,6 +248,8 @@ def job_view(
 
 
 def _moved(view: StepView, event: StepEvent) -> StepView:
+    if event.state == "nothing-to-undo" and view.state != "doing":
+        return view  # that it failed, or was done, says more
     began = event.at if event.state in ("doing", "undoing") else view.began
     return StepView(
         planned=view.planned,
