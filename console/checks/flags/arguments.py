@@ -42,6 +42,7 @@ _WORDS = {
     "float": "a number",
     "count": "a whole number such as 8192, 8k or 8Ki",
     "json": "JSON",
+    "object": "a JSON object",
 }
 
 
@@ -223,7 +224,7 @@ def _sample(flag: Flag) -> str:
         default = None
     if isinstance(default, (str, int, float)) and not isinstance(default, bool) and default != "":
         return str(default)
-    return {"int": "1", "float": "0.5", "count": "8192", "json": "{}"}.get(flag.type, "VALUE")
+    return {"int": "1", "float": "0.5", "count": "8192", "json": "{}", "object": "{}"}.get(flag.type, "VALUE")
 
 
 def _looks_like_a_flag(word: str) -> bool:
@@ -253,6 +254,8 @@ def convert(kind: str, word: str) -> str | None:
                 return str(float(word))
             case "json":
                 json.loads(word)
+            case "object":
+                return word if isinstance(json.loads(word), dict) else None
             case "count":
                 return word if _COUNT.fullmatch(word.strip()) else str(int(word))
     except (ValueError, RecursionError):

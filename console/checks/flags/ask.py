@@ -30,7 +30,7 @@ _TYPES = {
     "human_readable_int": "count",
     "loads": "json",
     "json_list_type": "json",
-    "parse_cuda_graph_config_arg": "json",
+    "parse_cuda_graph_config_arg": "object",
 }
 
 _VARIABLE = re.compile(rb"\b(?:SGLANG|SGL)_[A-Z][A-Z0-9_]*[A-Z0-9]\b")

@@ -113,13 +113,13 @@ def _topk(given: Given) -> Iterator[Judged]:
             f"trtllm_mha takes topk 1 alone for speculation, found {topk}",
             one,
         )
-    elif page is not None and page > 1 and backend not in _tree_backends(given):
+    elif page is not None and page > 1 and backend is not None and backend not in _tree_backends(given):
         yield given.judged(
             "topk-page-size",
             "speculative-eagle-topk",
             "fail",
             f"topk {topk} with page-size {page} works on {' and '.join(_tree_backends(given))} alone, "
-            f"found {backend or 'no attention-backend'}",
+            f"found {backend}",
             f"write: {argument_line('page-size', '1')}",
         )
 

@@ -1,7 +1,7 @@
 """What one version of SGLang accepts, and the tables of the versions that are shipped.
 
 A table is shipped as ``tables/VERSION.json.gz``, one a version, made from what the released package says
-of itself: ``PYTHON -I - flags < ask.py | python -m console.checks.flags.table`` writes it there.
+of itself; ``keep.py`` writes it there.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class Flag(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One option of the command line, as argparse has it.
 
     ``names`` are with their dashes. ``arity`` is ``0`` for a bare flag, ``1``, ``?``, ``*``, ``+`` or a
-    number. ``type`` is none, text, int, float, count (``1k``, ``1Ki``), json, or the name of a converter
-    that is not judged. ``default`` is Python's repr of it. A ``deprecated`` flag still works; ``instead``
-    names the one that takes its place. A flag with ``refused`` ends the start with these words.
+    number. ``type`` is none, text, int, float, count (``1k``, ``1Ki``), json, object (of JSON), or
+    the name of a converter that is not judged. ``default`` is Python's repr of it. A ``deprecated`` flag
+    still works; ``instead`` names the one that takes its place. A flag with ``refused`` ends the start with
+    these words.
     """
 
     names: tuple[str, ...]
@@ -133,20 +134,3 @@ def past(name: str) -> Past | None:
     """Where else a name is known; None: in no shipped version."""
     known = [version for version in shipped_versions() if name in shipped(version).by_name]
     return Past(known[0], known[-1], shipped(known[-1]).by_name[name]) if known else None
-
-
-def keep(answer: str) -> Path:
-    """Write the table in what ``ask.py flags`` printed to where shipped tables are; its path."""
-    from console.checks.flags.ask import MARKER
-
-    line = next(line for line in answer.splitlines() if line.startswith(MARKER))
-    table = msgspec.json.decode(line.removeprefix(MARKER), type=FlagTable)
-    path = TABLES / f"{table.version}.json.gz"
-    path.write_bytes(gzip.compress(msgspec.json.encode(table), mtime=0))
-    return path
-
-
-if __name__ == "__main__":
-    import sys
-
-    print(keep(sys.stdin.read()))

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from console.checks.flags.ask import MARKER
+from console.checks.flags.keep import keep
 from console.checks.flags.table import (
-    FlagTable,
     canonical,
-    keep,
     nearest_version,
     past,
     shipped,
@@ -99,10 +98,12 @@ def test_a_version_that_is_not_shipped_is_said() -> None:
 
 
 def test_what_an_interpreter_prints_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("console.checks.flags.table.TABLES", tmp_path)
     said = {"version": "9.9", "flags": [{"names": ["--a-b"], "dest": "a_b", "default": "None"}]}
-    path = keep(f"a library says hello\n{MARKER}{json.dumps(said)}\n")
+    answer = f"a library says hello\n{MARKER}{json.dumps(said)}\n"
+    path = keep(answer, tmp_path)
     assert path == tmp_path / "9.9.json.gz"
-    table: FlagTable = shipped("9.9")
+    once = path.read_bytes()
+    assert keep(answer, tmp_path).read_bytes() == once  # the same answer makes the same file
+    monkeypatch.setattr("console.checks.flags.table.TABLES", tmp_path)
+    assert canonical("a", shipped("9.9")) == "a-b"
     shipped.cache_clear()
-    assert canonical("a", table) == "a-b"

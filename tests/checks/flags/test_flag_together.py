@@ -216,6 +216,7 @@ def test_what_runs_but_surprises_is_a_warning(
         (BOX, {"speculative-algorithm": "EAGLE", "max-running-requests": "8"}, EIGHT),
         (BOX, {**TREE, "page-size": "16", "attention-backend": "triton"}, EIGHT),
         (BOX, {**TREE, "attention-backend": "trtllm_mla"}, Hardware(8, False)),
+        (BOX, {**TREE, "page-size": "16"}, EIGHT),  # the engine chooses a backend that can
         (NEWEST, {**EAGLE, "enable-mixed-chunk": True}, EIGHT),
         (NEWEST, {**QWEN, **EAGLE}, EIGHT),
         ("0.5.10", {**QWEN, **EAGLE, "disable-radix-cache": True}, EIGHT),
