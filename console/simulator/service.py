@@ -441,6 +441,7 @@ class EngineService:
         if found is None:
             return
         argv = " ".join(found.argv)
+        stop = found.options.get("TimeoutStopSec", "")
         began = (
             time.strftime("%a %Y-%m-%d %H:%M:%S UTC", time.gmtime(unit.started_at))
             if unit.started_at
@@ -451,7 +452,7 @@ class EngineService:
             "Restart": found.options.get("Restart", "no"),
             "RestartUSec": "15s",
             "TimeoutStartUSec": "1min 30s",
-            "TimeoutStopUSec": "1min 30s",
+            "TimeoutStopUSec": span(float(stop) if stop.isdigit() else STOP_TIMEOUT_S),
             "StartLimitIntervalUSec": span(START_LIMIT_S),
             "StartLimitBurst": str(START_LIMIT_BURST),
             "ExecStart": f"{{ path={argv.partition(' ')[0]} ; argv[]={argv} ; ignore_errors=no ; "

@@ -216,6 +216,9 @@ def test_what_the_unit_before_said_of_its_surroundings_stays() -> None:
     gone = ("old", "OLD", "Simple", "notify", "always", "99", "Watchdog", "multi-user")
     assert [word for word in gone if any(word in line for line in lines)] == []
     assert dropped(before) == ("WatchdogSec=30",)
+    for key in ("After", "Wants", "Environment", "ExecStart", "Type", "Restart"):
+        assert sum(line.startswith(f"{key}=") for line in lines) == 1, key
+    assert sum(line.endswith("/etc/sglang.env") for line in lines) == 1
 
 
 def test_a_setting_that_ends_in_a_backslash_swallows_no_other_line() -> None:
