@@ -46,6 +46,7 @@ class Processes:
             started_at=booted_at + 94,
             files={},
         )
+        self._tree.set_members(f"lxc/{CONTAINER}/ns/init.scope", (CONTAINER_INIT,))
 
     def numbers(self, ranks: int) -> Engine:
         """Process ids for another run."""

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from console.simulator import memory
+from console.simulator.guest_files import container_config, vm_config
 from console.simulator.machine import (
     AUDIO_CLASS,
     AUDIO_DEVICE,
@@ -14,13 +15,11 @@ from console.simulator.machine import (
     CARDS,
     CONTAINER,
     CONTAINER_MEMORY,
-    CONTAINER_NAME,
     DRIVER_VERSION,
     GPU_CLASS,
     GPU_DEVICE,
     HOSTNAME,
     KERNEL,
-    MIB,
     RAM,
     VENDOR,
     VM,
@@ -30,12 +29,25 @@ from console.simulator.machine import (
 #: Other devices of the host: address, vendor, device, class, driver, IOMMU group.
 _OTHERS = (
     ("0000:00:00.0", 0x1022, 0x14A4, 0x060000, None, 0),
-    ("0000:00:01.1", 0x1022, 0x14AB, 0x060400, "pcieport", 1),
-    ("0000:20:01.1", 0x1022, 0x14AB, 0x060400, "pcieport", 21),
     ("0000:62:00.0", 0x1A03, 0x2000, 0x030000, "ast", 58),
     ("0000:64:00.0", 0x15B3, 0x101D, 0x020000, "mlx5_core", 60),
     ("0000:66:00.0", 0x144D, 0xA80A, 0x010802, "nvme", 62),
 )
+
+#: The IOMMU groups of the ports that the cards are plugged into.
+_PORT_GROUPS = (1, 21, 36, 49, 64, 77, 90, 105)
+
+#: Kernel modules by the name of their PCI driver.
+_MODULES = {
+    "nvidia": "nvidia",
+    "snd_hda_intel": "snd_hda_intel",
+    "vfio-pci": "vfio_pci",
+    "ast": "ast",
+    "mlx5_core": "mlx5_core",
+    "nvme": "nvme",
+}
+
+_LIBRARY = "usr/lib/x86_64-linux-gnu"
 
 _SYSFS_DEVICES = "sys/bus/pci/devices"
 _SYSFS_DRIVERS = "sys/bus/pci/drivers"
@@ -64,6 +76,10 @@ class Tree:
             folder.mkdir(parents=True)
             for name in ("bind", "unbind", "new_id", "remove_id"):
                 self._write(folder / name, "")
+            if driver in _MODULES:
+                (self.root / "sys/module" / _MODULES[driver]).mkdir(parents=True, exist_ok=True)
+                (folder / "module").symlink_to(f"../../../../module/{_MODULES[driver]}")
+        (self.root / _SYSFS_DEVICES).mkdir(parents=True)
         self._write(self.root / "sys/bus/pci/drivers_probe", "")
         self._write(self.root / "sys/bus/pci/rescan", "")
         (self.root / "sys/class/iommu/ivhd0").mkdir(parents=True)
@@ -73,6 +89,8 @@ class Tree:
         for card in CARDS:
             self._card(card)
         self._proc()
+        self._modules()
+        self._console()
         self._guests()
 
     def remove(self) -> None:
@@ -91,18 +109,17 @@ class Tree:
     # Cards -------------------------------------------------------------------------------------
 
     def _card(self, card: CardSlot) -> None:
+        port = _port(card)
+        self._function(port, 0x1022, 0x14AB, 0x060400, "pcieport", _PORT_GROUPS[card.index], card.numa_node)
+        self._write(self.device(port) / "reset_method", "pm bus\n")
         self._function(
-            card.address, VENDOR, GPU_DEVICE, GPU_CLASS, "nvidia", card.group, card.numa_node, True
+            card.address, VENDOR, GPU_DEVICE, GPU_CLASS, "nvidia", card.group, card.numa_node, port
         )
         self._function(
-            card.audio, VENDOR, AUDIO_DEVICE, AUDIO_CLASS, "snd_hda_intel", card.group, card.numa_node, True
+            card.audio, VENDOR, AUDIO_DEVICE, AUDIO_CLASS, "snd_hda_intel", card.group, card.numa_node, port
         )
         gpu = self.device(card.address)
         self._write(gpu / "boot_vga", "0\n")
-        self._write(gpu / "reset_method", "flr bus\n")
-        self._write(gpu / "d3cold_allowed", "1\n")
-        for name in ("control", "runtime_status"):
-            self._write(gpu / "power" / name, "on\n" if name == "control" else "active\n")
         information = (
             f"Model: \t\t {CARD_NAME}\n"
             f"IRQ:   \t\t {181 + 3 * card.index}\n"
@@ -127,10 +144,15 @@ class Tree:
         driver: str | None,
         group: int,
         numa_node: int = 0,
-        card: bool = False,
+        port: str | None = None,
     ) -> None:
-        folder = self.device(address)
+        """``port`` is the one that a card is plugged into: its folder lies in the port's."""
+        card = port is not None
+        above = (f"pci{port[:7]}/{port}" if port is not None else f"pci{address[:7]}").rstrip(":")
+        place = f"sys/devices/{above}/{address}"
+        folder = self.root / place
         folder.mkdir(parents=True)
+        self.device(address).symlink_to(os.path.relpath(place, _SYSFS_DEVICES))
         self._write(folder / "vendor", f"0x{vendor:04x}\n")
         self._write(folder / "device", f"0x{device:04x}\n")
         self._write(folder / "class", f"0x{class_code:06x}\n")
@@ -140,6 +162,12 @@ class Tree:
         self._write(folder / "numa_node", f"{numa_node}\n")
         self._write(folder / "power_state", "D0\n")
         self._write(folder / "enable", "1\n")
+        self._write(folder / "d3cold_allowed", "1\n")
+        self._write(folder / "power/control", "on\n")
+        self._write(folder / "power/runtime_status", "active\n")
+        if card:
+            # No bus reset: that is for a function that is alone on its bus (pci.c, pci_parent_bus_reset).
+            self._write(folder / "reset_method", "flr\n")
         speed, width = ("32.0 GT/s PCIe", "16") if card else ("16.0 GT/s PCIe", "8")
         for side in ("current", "max"):
             self._write(folder / f"{side}_link_speed", f"{speed}\n")
@@ -149,20 +177,22 @@ class Tree:
             (folder / "pci_bus" / f"{address[:5]}{int(address[5:7], 16) + 1:02x}").mkdir(parents=True)
         members = self.root / _GROUPS / str(group) / "devices"
         members.mkdir(parents=True, exist_ok=True)
-        (members / address).symlink_to(f"../../../../bus/pci/devices/{address}")
-        (folder / "iommu_group").symlink_to(f"../../../../kernel/iommu_groups/{group}")
+        (members / address).symlink_to(os.path.relpath(folder, members))
+        (folder / "iommu_group").symlink_to(os.path.relpath(self.root / _GROUPS / str(group), folder))
         if driver is not None:
             self.bind(address, driver)
 
     def bind(self, address: str, driver: str | None) -> None:
         """Move the driver link of a function; None leaves it bound to nothing."""
-        link = self.device(address) / "driver"
+        folder = self.device(address).resolve()
+        link = folder / "driver"
         if link.is_symlink():
             (link.resolve() / address).unlink(missing_ok=True)
             link.unlink()
         if driver is not None:
-            link.symlink_to(f"../../../../bus/pci/drivers/{driver}")
-            (self.root / _SYSFS_DRIVERS / driver / address).symlink_to(f"../../devices/{address}")
+            target = self.root.resolve() / _SYSFS_DRIVERS / driver
+            link.symlink_to(os.path.relpath(target, folder))
+            (target / address).symlink_to(os.path.relpath(folder, target))
 
     def lose(self, address: str) -> None:
         """The card has fallen off the bus: reads of its config space give ones."""
@@ -255,6 +285,12 @@ class Tree:
             self._write(group / "memory.current", f"{used + cache}\n")
             stat = f"anon {used}\nfile {cache}\nshmem 0\nactive_file 0\ninactive_file {cache}\n"
             self._write(group / "memory.stat", stat)
+        self._write(container / "cgroup.events", "populated 1\nfrozen 0\n")
+
+    def set_members(self, group: str, pids: tuple[int, ...]) -> None:
+        """The processes of a control group, by the host's pids."""
+        path = self.root / "sys/fs/cgroup" / group / "cgroup.procs"
+        self._write(path, "".join(f"{pid}\n" for pid in pids))
 
     def set_uptime(self, seconds: float) -> None:
         self._write(self.root / "proc/uptime", f"{seconds:.2f} {seconds * 118:.2f}\n")
@@ -277,7 +313,35 @@ class Tree:
             "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n507 nvidia-uvm\n508 nvidia-caps\n",
         )
         (self.root / "run/qemu-server").mkdir(parents=True)
-        (self.root / "dev").mkdir()
+        nodes = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", *(f"nvidia{card.index}" for card in CARDS))
+        for name in ("vfio/vfio", *nodes):
+            self._write(self.root / "dev" / name, "")
+
+    def _modules(self) -> None:
+        for name in ("nvidia_drm", "nvidia_modeset", "nvidia_uvm"):
+            (self.root / "sys/module" / name).mkdir()
+        for name in ("modeset", "fbdev"):
+            self._write(self.root / "sys/module/nvidia_drm/parameters" / name, "N\n")
+        self._write(self.root / "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "0\n")
+        for root in (self.root, self.root / f"var/lib/lxc/{CONTAINER}/rootfs"):
+            (root / _LIBRARY).mkdir(parents=True)
+            name = f"libnvidia-ml.so.{DRIVER_VERSION}"
+            self._write(root / _LIBRARY / name, "")
+            (root / _LIBRARY / "libnvidia-ml.so.1").symlink_to(name)
+
+    def _console(self) -> None:
+        """The host's text console is drawn by the board's own controller."""
+        self._write(self.root / "proc/fb", "0 astdrmfb\n")
+        self._write(
+            self.root / "proc/iomem",
+            "00001000-0009ffff : System RAM\n90000000-93ffffff : PCI Bus 0000:62\n"
+            "  90000000-93ffffff : 0000:62:00.0\n"
+            "28000000000-2bfffffffff : PCI Bus 0000:00\n  28000000000-2a001ffffff : PCI Bus 0000:01\n"
+            "    28000000000-29fffffffff : 0000:01:00.0\n",
+        )
+        folder = self.root / "sys/class/graphics/fb0"
+        folder.mkdir(parents=True)
+        (folder / "device").symlink_to(os.path.relpath(self.device("0000:62:00.0"), folder))
 
     def _guests(self) -> None:
         devices = "".join(
@@ -286,6 +350,10 @@ class Tree:
                 (*(f"nvidia{card.index}" for card in CARDS), "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
             )
         )
+        for kind in ("lxc", "qemu-server"):
+            (self.root / f"etc/pve/nodes/{HOSTNAME}/{kind}").mkdir(parents=True)
+            (self.root / "etc/pve" / kind).symlink_to(f"local/{kind}")
+        (self.root / "etc/pve/local").symlink_to(f"nodes/{HOSTNAME}")
         self._write(self.root / f"etc/pve/lxc/{CONTAINER}.conf", container_config(devices))
         self._write(self.root / f"etc/pve/qemu-server/{VM}.conf", vm_config())
         self._write(self.root / "etc/hostname", f"{HOSTNAME}\n")
@@ -299,29 +367,9 @@ class Tree:
             path.write_text(text, encoding="utf-8")
 
 
-def container_config(devices: str) -> str:
-    """``/etc/pve/lxc/129.conf``; ``pct config`` prints the same keys."""
-    return (
-        f"arch: amd64\ncores: 64\n{devices}features: nesting=1\nhostname: {CONTAINER_NAME}\n"
-        f"memory: {CONTAINER_MEMORY // MIB}\n"
-        "mp0: /tank/models,mp=/shared\n"
-        "net0: name=eth0,bridge=vmbr0,hwaddr=BC:24:11:7A:90:3E,ip=dhcp,type=veth\n"
-        f"onboot: 1\nostype: debian\nrootfs: local-zfs:subvol-{CONTAINER}-disk-0,size=200G\nswap: 0\n"
-    )
-
-
-def vm_config() -> str:
-    """``/etc/pve/qemu-server/100.conf``: the machine that sometimes takes all eight cards."""
-    cards = "".join(f"hostpci{card.index}: {card.slot},pcie=1\n" for card in CARDS)
-    return (
-        "agent: enabled=1\nbios: ovmf\nboot: order=scsi0\ncores: 32\ncpu: host\n"
-        f"efidisk0: local-zfs:vm-{VM}-disk-0,efitype=4m,size=1M\n{cards}machine: q35\nmemory: 262144\n"
-        "meta: creation-qemu=10.1.2,ctime=1762251120\nname: gpu-vm\n"
-        "net0: virtio=BC:24:11:4F:2D:A1,bridge=vmbr0\nnuma: 1\nonboot: 0\nostype: l26\n"
-        f"scsi0: local-zfs:vm-{VM}-disk-1,iothread=1,size=256G\nscsihw: virtio-scsi-single\n"
-        "smbios1: uuid=6c1f2b0e-51d8-4a0f-9d3c-2b7a8f4ce190\nsockets: 1\n"
-        "vmgenid: 0b9e7d54-3f6a-4c18-8a21-d5e04c7b96f3\n"
-    )
+def _port(card: CardSlot) -> str:
+    """The root port above a card: bus 41 hangs below 0000:40:01.1."""
+    return f"0000:{int(card.slot[5:7], 16) - 1:02x}:01.1"
 
 
 def _config(vendor: int, device: int, class_code: int) -> bytes:
