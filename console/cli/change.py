@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from console.cli.following import HostLocked, Refusal, follow_job, telling_refusals
+from console.cli.following import Refusal, follow_job, telling_refusals
 from console.cli.shared import (
     EXIT_GOOD,
     EXIT_REFUSED,
@@ -131,9 +131,11 @@ def _change(given: Given, how: How, maker: Callable[[ProfileSet], Maker]) -> int
     state = state_of(here.site, os.environ, os.geteuid())
     if not how.dry_run:
         _may_change(given, here.site, how)
+    from console.operations.launch import need_free
+
     with telling_refusals():
         if not how.dry_run:
-            _is_free(state)
+            need_free(state)  # said at once, not after the pre-flight
         plan = wait_for(_plan(here.site, profiles, state, make))
         if how.dry_run or plan.blocked:
             _show(plan, how.as_json)
@@ -156,22 +158,6 @@ def _may_change(given: Given, site: Site, how: How) -> None:
         raise click.UsageError("--json asks nothing: add --yes, or --dry-run")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("without a terminal nobody can confirm: add --yes, or --dry-run")
-
-
-def _is_free(state: State) -> None:
-    """HostLocked or Refusal when another operation comes first: said at once, not after the pre-flight."""
-    from console.operations.launch import interrupted_words
-    from console.store.jobs import unfinished_jobs
-    from console.store.lock import Locked, holder
-
-    if not state.jobs.exists():
-        return
-    other = holder(state)
-    if other is not None:
-        raise HostLocked(str(Locked(other)))
-    for view in unfinished_jobs(state):
-        if view.state == "interrupted":
-            raise Refusal(interrupted_words(view))
 
 
 async def _plan(site: Site, profiles: ProfileSet, state: State, make: Maker) -> Plan:

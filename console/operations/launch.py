@@ -156,6 +156,18 @@ def submit(
     return file.id
 
 
+def need_free(state: State) -> None:
+    """Locked, or Refused for an interrupted job, when an operation that is asked for now could not begin."""
+    if not state.jobs.exists():
+        return
+    ends = time.monotonic() + CLOSE_S
+    while (other := holder(state)) is not None:
+        if time.monotonic() >= ends or not _is_over(state, other):
+            raise Locked(other)
+        time.sleep(_LOOK_S)
+    _refuse_unfinished(state)
+
+
 def resume(state: State, job: str, actor: Actor | None = None, *, starter: Starter = start_process) -> None:
     """Let an interrupted job go on, or one that failed without taking anything back.
 

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,8 @@ from console.operations.journal import follow
 from console.operations.step import Refused
 from console.store import audit
 from console.store.jobs import get_job, list_jobs, survey
-from console.store.lock import Locked, holder
+from console.store.lock import Holder, Locked, hold, holder
+from console.store.process import this_process
 from console.store.state import State, StateProblem
 from tests.operations.job_lab import in_a_process, make_old, plan_in, put_on_disk, world
 
@@ -123,6 +125,50 @@ def test_while_one_works_another_is_told_who_and_which(state: State, files: Path
     assert [view.id for view in list_jobs(state)] == [job]
     (files / "go").touch()
     assert ended(state, job).state == "done"
+
+
+def test_one_that_only_closes_what_it_opened_is_waited_for(state: State, files: Path) -> None:
+    """Between its last line in the journal and letting go of the host a job still takes a moment."""
+    job = submitted(state, plan_in(files))
+    ended(state, job)
+    inside, leave = threading.Event(), threading.Event()
+    mine = Holder(process=this_process(), job=job, action="test", user="tester", since=1.0)
+
+    def close() -> None:
+        with hold(state, mine, wait_s=10):
+            inside.set()
+            leave.wait(10)
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    assert inside.wait(10)
+    threading.Timer(0.2, leave.set).start()
+    launch.need_free(state)
+    assert leave.is_set()
+    closing.join()
+
+    inside.clear()
+    leave.clear()
+    closing = threading.Thread(target=close)
+    closing.start()
+    assert inside.wait(10)
+    threading.Timer(0.2, leave.set).start()
+    later = submitted(state, plan_in(files))
+    closing.join()
+    assert ended(state, later).state == "done"
+
+
+def test_whether_one_could_begin_is_known_without_beginning(state: State, files: Path) -> None:
+    launch.need_free(state)
+    assert not state.directory.exists()
+    job = submitted(state, plan_in(files, "slow"))
+    pid = waiting(state, job)
+    with pytest.raises(Locked, match=job):
+        launch.need_free(state)
+    os.kill(pid, signal.SIGKILL)
+    assert ended(state, job).state == "interrupted"
+    with pytest.raises(Refused, match=f"gpuops jobs rollback {job}"):
+        launch.need_free(state)
 
 
 def test_of_many_at_the_same_moment_one_begins(state: State, files: Path, tmp_path: Path) -> None:
