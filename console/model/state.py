@@ -396,7 +396,7 @@ def _came_back(seen: _Seen) -> bool:
 def _closed(seen: _Seen) -> ServiceState:
     """The port refuses: it does so during a load, and once the engine is dead."""
     evidence = seen.evidence
-    if not seen.was_up:
+    if not seen.was_up or _refused_before_up(seen):
         return _starting(seen)
     since = evidence.refused_since if evidence.refused_since is not None else evidence.models.taken_at
     asked = evidence.unit.taken_at
@@ -404,6 +404,15 @@ def _closed(seen: _Seen) -> ServiceState:
         return _crashed(seen, "the engine no longer listens, though it was up and its unit is active")
     # Until systemd was asked again this may be a stop or a restart.
     return ServiceState(name="unreachable", reasons=("the engine no longer listens, though it was up",))
+
+
+def _refused_before_up(seen: _Seen) -> bool:
+    """The refusal is of the load itself, which has just come to its end in the log."""
+    evidence, up = seen.evidence, seen.load.fired_up_at
+    if up is None or evidence.served_at is not None or evidence.tokens_moved_at is not None:
+        return False
+    asked = evidence.models.taken_at
+    return asked is not None and evidence.wall - (evidence.now - asked) < up
 
 
 def _silent_for_good(seen: _Seen) -> str | None:

@@ -209,7 +209,9 @@ class _Inbox:
         """The lines of the next GATHER seconds; none after ``within`` seconds; None at the end."""
         if not self.lines and not self.ended:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.arrived.wait(), within)
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with a line.
+                async with asyncio.timeout(within):
+                    await self.arrived.wait()
         if self.lines and not self.ended:
             await asyncio.sleep(GATHER)
         if self.ended and not self.lines:

@@ -179,7 +179,8 @@ class _Lines(_Child):
         while not self._ready:
             if self._pipe is None:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.exited.wait(), DRAIN_GRACE)
+                    async with asyncio.timeout(DRAIN_GRACE):
+                        await self.exited.wait()
                 return None
             self._more.clear()
             await self._more.wait()
@@ -296,7 +297,8 @@ async def _end_group(transport: asyncio.SubprocessTransport, child: _Child) -> N
         _signal_group(group, signal.SIGKILL)
     if not child.exited.is_set():
         with contextlib.suppress(TimeoutError):  # blocked in the kernel: nothing more can be done
-            await asyncio.wait_for(child.exited.wait(), KILL_GRACE)
+            async with asyncio.timeout(KILL_GRACE):
+                await child.exited.wait()
 
 
 def _signal_group(group: int, number: int) -> bool:

@@ -95,10 +95,12 @@ def followed(lines: list[LogLine]) -> LoadProgress:
     return watch.progress
 
 
-def recorded(name: str, *, until: str | None = None, before: str | None = None) -> LoadProgress:
+def recorded(
+    name: str, *, until: str | None = None, before: str | None = None, ago: float = 0.0
+) -> LoadProgress:
     """A recorded log as far as the first line with ``until``, or to just before the one with ``before``.
 
-    Its times are moved so that its last line is written at this moment.
+    Its times are moved so that its last line was written ``ago`` seconds before this moment.
     """
     lines: list[tuple[float, str]] = []
     at = 0.0
@@ -110,11 +112,11 @@ def recorded(name: str, *, until: str | None = None, before: str | None = None) 
         lines.append((at, text))
         if until is not None and until in text:
             break
-    moved = WALL - lines[-1][0]
+    moved = WALL - ago - lines[-1][0]
     return followed([line(text, at + moved) for at, text in lines])
 
 
-UP = recorded("startup.log", until="fired up and ready to roll")
+UP = recorded("startup.log", until="fired up and ready to roll", ago=60.0)
 JOINED_LATE = followed(
     [line("Decode batch, #running-req: 1, #token: 63, gen throughput (token/s): 27", WALL - 9)]
 )
@@ -492,6 +494,14 @@ def test_a_port_that_refuses_before_the_first_answer_is_a_load_and_after_it_a_cr
     assert shown(load=loading, **SILENT).name == "starting"
     assert shown(load=UP, refused_since=NOW - 3, **SILENT).name == "crashed"
     assert shown(load=NOTHING_LOGGED, refused_since=NOW - 3, served_at=NOW - 9, **SILENT).name == "crashed"
+
+
+def test_a_refusal_from_before_the_load_came_to_its_end_is_no_crash():
+    """The log tells that the engine is up before the port is asked again."""
+    just_up = msgspec.structs.replace(UP, fired_up_at=WALL - 0.2)
+    assert shown(load=just_up, refused_since=NOW - 400, ages={"models": 0.6}, **SILENT).name == "warming-up"
+    asked_since = {"models": 0.1, "unit": 0.05}
+    assert shown(load=just_up, refused_since=NOW - 400, ages=asked_since, **SILENT).name == "crashed"
 
 
 def test_a_port_that_refused_before_tokens_moved_is_of_the_past():

@@ -211,6 +211,31 @@ async def test_a_reader_that_lags_stops_the_reading_at_a_bounded_number_of_lines
     await watch.aclose()
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_watch_that_is_cancelled_as_a_line_comes_ends(turns: int):
+    """In Python 3.11 wait_for would lose the cancellation, and the end of the watch would never come."""
+    more = asyncio.Event()
+
+    async def one_then_silence() -> AsyncIterator[bytes]:
+        await more.wait()
+        yield entry(1, "one")
+        await asyncio.sleep(3600)
+
+    async def watch() -> None:
+        async for _ in JournalSource(Script((one_then_silence, "")), "sglang.service", period=30.0).watch():
+            pass
+
+    task = asyncio.create_task(watch())
+    await asyncio.sleep(0.05)
+    more.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=2)
+    assert done, "it goes on after it was cancelled"
+    assert task.cancelled()
+
+
 @pytest.mark.parametrize(
     ("message", "text"),
     [
