@@ -62,6 +62,9 @@ def test_the_wheel_holds_what_is_shipped_and_nothing_else(wheel: Path) -> None:
         shipped = {f"console/_data/{kind}/{path.name}" for path in (TREE / kind).glob(pattern)}
         assert shipped
         assert shipped <= set(names)
+    tables = {str(path.relative_to(TREE)) for path in (TREE / "console/checks/flags/tables").iterdir()}
+    assert len(tables) >= 10
+    assert tables <= set(names)
     assert {name.partition("/")[0].removesuffix(f"-{__version__}.dist-info") for name in names} == {
         "console",
         "gpuops",
