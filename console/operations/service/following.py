@@ -94,7 +94,8 @@ class _Follower:
             raise StepFailed(f"somebody stopped {unit.id} while it was loading")
         snapshot = context.monitor.snapshot()
         if self._is_ours(snapshot):
-            if snapshot.state.name in ("crashed", "crash-looping"):
+            # Its own lines say that it died. The unit itself may go on for a while: workers die first.
+            if snapshot.state.name in ("crashed", "crash-looping") and self._crash() is not None:
                 raise await self._over(unit)
             self._note_hung(snapshot)
         self._tell(snapshot)
