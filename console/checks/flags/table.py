@@ -16,9 +16,6 @@ from console.model.engine_facts import ALIASES
 
 TABLES = Path(__file__).parent / "tables"
 
-#: The oldest version that serves the models this console is for.
-OLDEST = "0.5.9"
-
 
 class Flag(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One option of the command line, as argparse has it.
