@@ -37,7 +37,7 @@ _BACKLOG = 5000
 
 
 class KernelEvents:
-    """Follows the kernel for as long as ``watch`` is read. ``slots`` are the cards, asked for at each line."""
+    """Follows the kernel for as long as ``watch`` is read. ``slots`` are the cards, asked at each line."""
 
     def __init__(
         self,
