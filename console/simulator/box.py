@@ -17,6 +17,7 @@ import msgspec
 
 from console.simulator import commands
 from console.simulator.cards import Cards
+from console.simulator.clients import Clients
 from console.simulator.clock import Clock
 from console.simulator.engine import TICK_S, Engine
 from console.simulator.faults import Faults
@@ -35,6 +36,7 @@ from console.simulator.machine import (
 )
 from console.simulator.nvml import NvmlStream
 from console.simulator.processes import CONTAINER_INIT, Processes
+from console.simulator.proxmox import Proxmox
 from console.simulator.service import EngineService
 from console.simulator.systemd import Manager, Unit
 from console.simulator.tree import Tree
@@ -105,6 +107,8 @@ class Box:
             speed=speed,
         )
         self.nvml = NvmlStream(self.cards, self._on_cards, self._clock)
+        self.proxmox = Proxmox(self.tree, self.faults, speed, wall=self._clock.wall, kernel=self._kernel)
+        self.clients = Clients(self.tree, self.cards, booted_at)
         self._host = self._commands()
         self._lock: int | None = None  # descriptor of the directory, locked
         self._socket: asyncio.Server | None = None
@@ -118,6 +122,8 @@ class Box:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._claim()
         self.tree.create()
+        self.proxmox.create()
+        self.clients.create()
         self.processes.container_init(self._booted_at)
         await self.service.revive(self._wanted_port)
         self.tree.link_root(CONTAINER_INIT, self.rootfs)
@@ -310,10 +316,6 @@ class Box:
     # Commands ----------------------------------------------------------------------------------
 
     def _commands(self) -> commands.Host:
-        configurations = {
-            f"{kind}/{guest}": self.tree.root / f"etc/pve/{kind}/{guest}.conf"
-            for kind, guest in (("lxc", CONTAINER), ("qemu-server", VM))
-        }
         host = commands.Machine(HOSTNAME, Manager(self._host_units()), self.host_journal, self.tree.root)
         container = commands.Machine(
             CONTAINER_NAME,
@@ -322,7 +324,7 @@ class Box:
             self.rootfs,
             self.service,
         )
-        return commands.Host(host, container, self.nvml, configurations, self._kill)
+        return commands.Host(host, container, self.nvml, self.proxmox, self.clients, self._kill)
 
     def _refresh(self, unit: Unit) -> None:
         if unit is self.service.unit:

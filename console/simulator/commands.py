@@ -12,9 +12,11 @@ from typing import Protocol
 import msgspec
 
 from console.simulator import file_programs, flag_program, python_program
+from console.simulator.clients import Clients
 from console.simulator.journal import Entry, Journal
-from console.simulator.machine import CONTAINER, HOSTNAME, KERNEL, VM
+from console.simulator.machine import CONTAINER, KERNEL
 from console.simulator.nvml import NvmlStream
+from console.simulator.proxmox import Proxmox
 from console.simulator.service import EngineService
 from console.simulator.systemd import Manager, Unit, timestamp
 
@@ -48,7 +50,8 @@ class Host(msgspec.Struct, frozen=True):
     host: Machine
     container: Machine
     nvml: NvmlStream
-    configurations: dict[str, Path]  # of guests: "lxc/129", "qemu-server/100"
+    proxmox: Proxmox
+    clients: Clients
     kill: Callable[[int], bool]  # a process that is none of the engine's
 
 
@@ -58,7 +61,11 @@ Program = Callable[[Host, Machine, Sequence[str], Output], Awaitable[int]]
 async def run(box: Host, argv: Sequence[str], output: Output) -> int:
     """Run a command on the host; its exit status."""
     if any(word.endswith("nvml_worker.py") for word in argv):
-        return await box.nvml.run(output)
+        worker = box.clients.worker(time.time())
+        try:
+            return await box.nvml.run(output)
+        finally:
+            box.clients.worker_ended(worker)
     return await _run(box, box.host, argv, output)
 
 
@@ -100,7 +107,7 @@ async def _systemctl(box: Host, machine: Machine, words: Sequence[str], output: 
         case "show":
             return await _show(machine, names, options, output)
         case "start" | "stop" | "restart" | "try-restart":
-            return await _job(machine, verb, names, quiet, output)
+            return await _job(box, machine, verb, names, quiet, output)
         case "is-system-running":
             await output.out("running\n")
             return 0
@@ -139,7 +146,9 @@ async def _show(machine: Machine, names: Sequence[str], options: dict[str, list[
     return 0
 
 
-async def _job(machine: Machine, verb: str, names: Sequence[str], no_block: bool, output: Output) -> int:
+async def _job(
+    box: Host, machine: Machine, verb: str, names: Sequence[str], no_block: bool, output: Output
+) -> int:
     status = 0
     for name in names:
         unit = machine.manager.get(name)
@@ -150,6 +159,8 @@ async def _job(machine: Machine, verb: str, names: Sequence[str], no_block: bool
         service = machine.service
         if service is None or service.unit is not unit:
             _switch(unit, verb)
+            if machine is box.host:
+                box.clients.switched(unit, verb)
             continue
         task = {"start": service.start, "stop": service.stop}.get(verb, service.restart)()
         if no_block:
@@ -388,28 +399,30 @@ async def _pct(box: Host, machine: Machine, words: Sequence[str], output: Output
     if len(words) >= 2 and words[0] == "exec" and words[1] == str(CONTAINER):
         command = list(words[2:])
         return await _run(box, box.container, command[1:] if command[:1] == ["--"] else command, output)
-    return await _guest(box, "lxc", CONTAINER, "CT", "running", words, output)
+    return await box.proxmox.pct(words, output)
 
 
 async def _qm(box: Host, machine: Machine, words: Sequence[str], output: Output) -> int:
-    return await _guest(box, "qemu-server", VM, "VM", "stopped", words, output)
+    return await box.proxmox.qm(words, output)
 
 
-async def _guest(
-    box: Host, kind: str, guest: int, word: str, status: str, words: Sequence[str], output: Output
-) -> int:
-    if len(words) < 2 or words[0] not in ("status", "config"):
-        await output.err(f"ERROR: unknown command '{' '.join(words[:1])}'\n")
-        return 255
-    if words[1] != str(guest):
-        folder = "lxc" if kind == "lxc" else kind
-        await output.err(f"Configuration file 'nodes/{HOSTNAME}/{folder}/{words[1]}.conf' does not exist\n")
-        return 2
-    if words[0] == "status":
-        await output.out(f"status: {status}\n")
-    else:
-        await output.out(box.configurations[f"{kind}/{guest}"].read_text(encoding="utf-8"))
-    return 0
+async def _pvesh(box: Host, machine: Machine, words: Sequence[str], output: Output) -> int:
+    return await box.proxmox.pvesh(words, output)
+
+
+async def _nvidia_smi(box: Host, machine: Machine, words: Sequence[str], output: Output) -> int:
+    return await _told(box.clients.nvidia_smi(words), output)
+
+
+async def _nvidia_modprobe(box: Host, machine: Machine, words: Sequence[str], output: Output) -> int:
+    return await _told(box.clients.nvidia_modprobe(words), output)
+
+
+async def _told(answer: tuple[int, str, str], output: Output) -> int:
+    status, out, err = answer
+    await output.out(out)
+    await output.err(err)
+    return status
 
 
 # Small ones ------------------------------------------------------------------------------------
@@ -465,6 +478,9 @@ _PROGRAMS: dict[str, Program] = {
     "lxc-attach": _lxc_attach,
     "pct": _pct,
     "qm": _qm,
+    "pvesh": _pvesh,
+    "nvidia-smi": _nvidia_smi,
+    "nvidia-modprobe": _nvidia_modprobe,
     "hostname": _hostname,
     "uname": _uname,
     "kill": _kill,
@@ -473,7 +489,7 @@ _PROGRAMS: dict[str, Program] = {
     "date": _date,
 }
 
-_HOST_ONLY = frozenset({"lxc-attach", "pct", "qm"})
+_HOST_ONLY = frozenset({"lxc-attach", "pct", "qm", "pvesh", "nvidia-modprobe"})
 
 
 def _options(

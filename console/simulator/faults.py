@@ -16,6 +16,11 @@ FAULTS: dict[str, str] = {
     "holder": "a foreign process holds 20 GB on one card",
     "gpu-lost": "one card falls off the bus",
     "xid": "the driver reports Xid errors for one card now and then",
+    "vm-locked": "the virtual machine is locked by a backup",
+    "vm-start-timeout": "the next start of the virtual machine runs into Proxmox's time limit",
+    "vm-keeps-running": "the guest does not shut down when it is asked to",
+    "no-agent": "the guest agent of the virtual machine does not answer",
+    "no-quorum": "the cluster has no quorum: Proxmox starts nothing",
 }
 
 LOAD_FAULTS = ("crash-on-load", "oom", "port-taken")
