@@ -85,7 +85,20 @@ def _count(word: str) -> str:
     return read
 
 
-_CONVERTERS: dict[str, Any] = {"int": int, "float": float, "json": json.loads, "count": _count}
+def _object(word: str) -> dict[str, Any]:
+    read = json.loads(word)
+    if not isinstance(read, dict):
+        raise ValueError(word)
+    return read
+
+
+_CONVERTERS: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "json": json.loads,
+    "object": _object,
+    "count": _count,
+}
 
 
 def _typed(flag: Flag, choice: str) -> Any:
