@@ -25,6 +25,7 @@ _ROLES = (
     "text",
     "dim",
     "title",
+    "part",
     "rule",
     "good",
     "warn",

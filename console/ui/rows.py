@@ -67,9 +67,9 @@ def bar(ratio: float | None, width: int, glyphs: Glyphs, role: str = "bar") -> R
     return [Span(filled, role), Span(glyphs.bar_rest * (width - full - half), "rest")]
 
 
-def heading(title: str, note: Row, width: int, glyphs: Glyphs) -> Row:
-    """A panel's first row: its name, a note, and a rule to the edge."""
-    row: Row = [Span(title, "title"), Span(" ", "text"), *note]
+def heading(title: str, note: Row, width: int, glyphs: Glyphs, role: str = "title") -> Row:
+    """A panel's first row, or that of a ``part`` of it: its name, a note, and a rule to the edge."""
+    row: Row = [Span(title, role), Span(" ", "text"), *note]
     room = width - width_of(row) - 1
     if room > 0:
         row += [Span(" ", "text"), Span(glyphs.rule * room, "rule")]

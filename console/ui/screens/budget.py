@@ -147,7 +147,9 @@ class BudgetPanel(Scrolled):
         if not found.cards:
             return
         plan = found.plan
-        yield heading("CARDS" if plan is None else "CARDS NOW", [Span("GiB", "dim")], width, self.glyphs)
+        yield heading(
+            "CARDS" if plan is None else "CARDS NOW", [Span("GiB", "dim")], width, self.glyphs, "part"
+        )
         if plan is None:
             for card in found.cards:
                 yield card_bar(card, width, self.glyphs)
@@ -162,14 +164,14 @@ class BudgetPanel(Scrolled):
         low, high = words.gib(plan.slack.low), words.gib(plan.slack.high)
         left = low if low == high else f"{low} to {high}"
         told = f"{left} GiB stay for graphs and activations"
-        yield heading("THEN, EACH CARD", [Span(told, "dim")], width, self.glyphs)
+        yield heading("THEN, EACH CARD", [Span(told, "dim")], width, self.glyphs, "part")
         yield plan_bar(plan, whole, width, self.glyphs, "=".rjust(longest))
 
     def _arithmetic(self, found: Budget, width: int) -> Iterator[Row]:
         if found.geometry is None or found.dtype is None or found.token_bytes is None:
             return
         told = Span(f"{cell_words(found)} a token on each card, {found.dtype}", "text")
-        yield heading("KV CACHE", [told], width, self.glyphs)
+        yield heading("KV CACHE", [told], width, self.glyphs, "part")
         for line in wrap(formula(found.geometry, found.dtype), max(20, width - 2)):
             yield [Span(f" {line}", "dim")]
 

@@ -13,7 +13,7 @@ from console.model.operation import JobState, JobView, StepState, StepView
 from console.model.snapshot import Snapshot
 from console.ui.glyphs import UNICODE, Glyphs
 from console.ui.header import Header
-from console.ui.rows import Row, Span, bar, clip, spread
+from console.ui.rows import Row, Span, bar, clip, heading, spread
 from console.ui.screens.page import Page, Scrolled
 from console.ui.screens.plan import change_rows, finding_rows, paragraph
 from console.ui.service import phase_rows
@@ -102,12 +102,12 @@ class JobPanel(Scrolled):
         for step in view.steps:
             rows += self._step(step, snapshot, width)
         if view.kernel:
-            rows += [[], [Span("KERNEL", "title")]]
+            rows += [[], heading("KERNEL", [], width, glyphs, "part")]
             rows += [
                 [Span(f" {_clock(line.at)} ", "dim"), Span(line.words, "warn")] for line in view.kernel[-20:]
             ]
         if view.plan.findings:
-            rows += [[], [Span("CHECKS BEFORE IT", "title")]]
+            rows += [[], heading("CHECKS BEFORE IT", [], width, glyphs, "part")]
             rows += finding_rows(view.plan.findings, width, glyphs)
         for change in view.plan.changes:
             rows += [[], *change_rows(change, glyphs, width)]

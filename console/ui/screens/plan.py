@@ -65,7 +65,7 @@ def change_rows(change: FileChange, glyphs: Glyphs, width: int) -> list[Row]:
     more = sum(line.startswith("+") for line in body)
     fewer = sum(line.startswith("-") for line in body)
     note: Row = [Span(f"+{more}", "good"), Span(" "), Span(f"-{fewer}", "bad")]
-    rows: list[Row] = [heading(f"CHANGES {change.path} in {change.machine}", note, width, glyphs)]
+    rows: list[Row] = [heading(f"CHANGES {change.path} in {change.machine}", note, width, glyphs, "part")]
     for line in body:
         role = {"+": "good", "-": "bad", "@": "dim"}.get(line[:1], "text")
         rows.append([Span(f" {line}", role)])
@@ -119,14 +119,14 @@ class PlanView(Scrolled):
         passed = sum(finding.verdict in ("pass", "skipped") for finding in found)
         told: Row = [Span(f"{passed} of {len(found)} pass", "good" if passed == len(found) else "text")]
         return [
-            heading("CHECKS", told, width, self.glyphs),
+            heading("CHECKS", told, width, self.glyphs, "part"),
             *finding_rows(found, width, self.glyphs),
             [],
         ]
 
     def _steps(self, width: int) -> list[Row]:
         beside = width >= _BESIDE
-        rows = [heading("STEPS", [Span("and how each is taken back", "dim")], width, self.glyphs)]
+        rows = [heading("STEPS", [Span("and how each is taken back", "dim")], width, self.glyphs, "part")]
         digits = len(str(len(self._plan.steps)))
         for number, step in enumerate(self._plan.steps, 1):
             undo = step.undo or "nothing to take back"
@@ -176,8 +176,9 @@ class PlanPage(Page):
         if self.plan.typed and not self.plan.blocked:
             yield Input(placeholder=f"type {self.plan.target} to confirm", id="target")
 
-    def on_mount(self) -> None:
-        super().on_mount()
+    def focus_first(self) -> None:
+        """Give the keys to the field, where there is one."""
+        super().focus_first()
         for field in self.query(Input):
             field.focus()
 

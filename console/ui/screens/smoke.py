@@ -214,7 +214,7 @@ class SmokePanel(Panel):
         self._top = max(0, min(self._top, len(lines) - room))
         below = len(lines) - room - self._top
         note: Row = [Span(f"{below} more rows, page down", "dim")] if below > 0 else []
-        title = heading(entry.title.upper(), note, width, self.glyphs)
+        title = heading(entry.title.upper(), note, width, self.glyphs, "part")
         return [[], title, *lines[self._top : self._top + room]]
 
     def action_move(self, by: int) -> None:

@@ -48,7 +48,7 @@ class SourcesPanel(Scrolled):
                 rows.append([Span(" " * 13), Span(clip(word.error, max(0, width - 14), glyphs), "warn")])
         rates = snapshot.rates.value
         if rates is not None and (rates.missing or rates.notes):
-            rows += [[], heading("NOT AVAILABLE", [], width, glyphs)]
+            rows += [[], heading("NOT AVAILABLE", [], width, glyphs, "part")]
             for name, why in {**rates.missing, **rates.notes}.items():
                 label = name.replace("_", " ")
                 rows.append(
