@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from console.checks.stranded import stranded_outcome
 from console.model.card import NvmlSample, PciCard
 from console.model.finding import Finding, Verdict
 from console.model.site import Site
@@ -23,6 +24,7 @@ from console.sources.connect import Sources, connect
 from console.sources.engine.client import METRICS_LIMIT, Answer
 from console.sources.engine.sources import describe
 from console.sources.files import ProfileSet
+from console.sources.inventory import read_inventory
 from console.sources.source import Unavailable
 
 #: Seconds for each check; all run side by side.
@@ -151,6 +153,7 @@ class _Examination:
             ("root", "Permissions", self._permissions),
             ("pci", "Cards on the PCI bus", self._pci),
             ("iommu", "IOMMU", self._iommu),
+            ("stranded", "Cards between sides", self._stranded),
             ("driver", "NVIDIA kernel driver", self._driver),
             ("nvml", "NVML", self._nvml),
             ("driver-match", "Driver and library", self._versions),
@@ -231,6 +234,13 @@ class _Examination:
             "off: no card can be given to the VM",
             "add intel_iommu=on or amd_iommu=on to the kernel",
         )
+
+    async def _stranded(self) -> Outcome:
+        try:
+            inventory = await asyncio.to_thread(read_inventory, self._root)
+        except Unavailable as problem:
+            return "unknown", str(problem)
+        return stranded_outcome(inventory, self._site.container.id)
 
     async def _driver(self) -> Outcome:
         words = await asyncio.to_thread(_driver_words, self._root)
