@@ -8,7 +8,7 @@ from collections import Counter
 from console.model import words
 from console.model.snapshot import Snapshot
 from console.model.state import HEALTHY, StateName
-from console.ui.glyphs import Glyphs
+from console.ui.glyphs import UNICODE, Glyphs
 from console.ui.panel import Panel
 from console.ui.rows import Row, Span, clip, fit, width_of
 
@@ -66,7 +66,7 @@ def _time_of(snapshot: Snapshot) -> Row:
 class Header(Panel, can_focus=False):
     """One row. The state comes first; where room is short the clock goes, then the cards, then the model."""
 
-    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:
+    def __init__(self, glyphs: Glyphs = UNICODE, *, id: str | None = None) -> None:
         super().__init__(glyphs, id=id)
         self.job: str | None = None  # what the job of this host is at, in a few words
 
