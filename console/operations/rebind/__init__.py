@@ -1,0 +1,1 @@
+"""Moving cards between the host's nvidia driver and vfio-pci."""
