@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from console.model import words
 from console.model.finding import Verdict
 from console.model.rebind.facts import Question
 from console.model.rebind.inventory import Function, Slot, is_vfio
@@ -145,7 +144,7 @@ def kernel_log(question: Question) -> Outcome:
     facts = question.facts
     if facts.log is None:
         return "unknown", facts.log_problem or "not read", "run gpuops as root; journalctl -k has to answer"
-    span = words.span(facts.log_s)
+    span = f"{facts.log_s / 3600:.0f} h"
     grave = [event for event in facts.log if event.grave and event.card in (*question.cards, None)]
     if grave:
         latest = {event.card: event for event in grave}

@@ -53,14 +53,18 @@ def holders(question: Question) -> Outcome:
         return "fail", told, "run gpuops as root"
     if not found:
         return "pass", f"none of {scan.processes} has one of them open", None
-    return "pass", f"the plan lets go: {listed([_known(holder) for holder in found])}", None
+    service = sum(kind == "service" for kind in kinds.values())
+    told = [f"{question.unit} with {service} processes is stopped"] if service else []
+    told += [_let_go(holder) for holder in found if kinds[holder.pid] != "service"]
+    return "pass", f"the plan lets go: {listed(told)}", None
 
 
-def _known(holder: CardHolder) -> str:
-    known = KNOWN.get(holder.comm[:15])
-    if known is not None:
-        return f"pid {holder.pid} {known}"
-    return f"pid {holder.pid} {holder.name[:40]} ({holder.where})"
+def _let_go(holder: CardHolder) -> str:
+    if holder.own:
+        return f"this console, pid {holder.pid}"
+    if holder.vm is not None:
+        return f"VM {holder.vm} is shut down"
+    return KNOWN.get(holder.comm[:15], holder.words)
 
 
 def kernel_clients(question: Question) -> Outcome:

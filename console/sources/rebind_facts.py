@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from console.model.card import Address
 from console.model.rebind.facts import Facts
@@ -12,6 +13,7 @@ from console.model.rebind.inventory import Slot
 from console.model.rebind.kernel_log import CardEvent
 from console.model.text import clean
 from console.sources.card_holders import scan_holders
+from console.sources.host_memory import groups_of, read_held
 from console.sources.kernel_events import recent_events
 from console.sources.source import Apart, Unavailable
 from console.transport.runner import Runner
@@ -72,6 +74,12 @@ async def _log(host: Runner, cards: tuple[Slot, ...]) -> tuple[tuple[CardEvent, 
         return await recent_events(host, cards, _DAY, deadline=_DEADLINE), None
     except Unavailable as problem:
         return None, str(problem)
+
+
+def service_memory_mib(root: Path, container: int | None, unit: str) -> int:
+    """Host memory that comes back when the service is stopped, in MiB; 0 when the kernel does not tell."""
+    group = groups_of(container, f"/system.slice/{unit}")[-1]
+    return (read_held(root, group) or 0) // (1024 * 1024)
 
 
 async def _module(host: Runner) -> str | None:
