@@ -39,10 +39,10 @@ def _holder(
     root: Path, pid: int, held: dict[Address, int | None], container: int | None, unit: str
 ) -> Holder | None:
     folder = root / "proc" / str(pid)
-    status = _read(folder / "status")
-    if status is None:
+    status, groups = _read(folder / "status"), _read(folder / "cgroup")
+    if status is None or groups is None:  # it has ended, perhaps between the two
         return None
-    path = cgroup_path(_read(folder / "cgroup") or "")
+    path = cgroup_path(groups)
     owner = container_of(path)
     name = unit_of(path)
     return Holder(
@@ -69,14 +69,17 @@ def unit_of(path: str) -> str | None:
 
 
 def cgroup_path(text: str) -> str:
-    """The unified path, or on a v1 hierarchy that of systemd's own controller."""
+    """The unified path, or on a v1 hierarchy that of systemd's own controller.
+
+    The kernel writes ``(deleted)`` behind the group of a process that has outlived it (cgroups(7)).
+    """
     found = ""
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers in ("", "name=systemd") and len(path) > len(found):
             found = path
-    return found
+    return found.removesuffix(" (deleted)")
 
 
 def _inner_pid(status: str) -> int | None:

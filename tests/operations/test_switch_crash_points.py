@@ -14,6 +14,7 @@ import pytest
 
 from console.model.managed_unit import parse
 from console.model.operation import Plan
+from console.operations.engine import failure_of
 from console.operations.service.request import request_of
 from console.store.journal import read
 from console.store.lock import holder
@@ -76,7 +77,9 @@ class Sides:
         job = self.lab.put(self.plan())
         code = self.lab.run(job, on_point=killer(point))
         assert code == -signal.SIGKILL, f"{point}: exit status {code}: {self.lab.view(job).reasons}"
-        read(self.lab.journal_of(job))
+        assert failure_of(read(self.lab.journal_of(job))) is None, (
+            "it turned back before it came to the point"
+        )
         assert holder(self.lab.state) is None, point
         assert self.lab.view(job).state == "interrupted", point
         return job

@@ -55,6 +55,7 @@ SERVICE = [
     ("cgroup v1, other controllers deeper", "12:devices:/lxc/129/ns/system.slice/sglang.service/a/b/jupyter.service\n1:name=systemd:/lxc/129/ns/system.slice/sglang.service\n"),
     ("hybrid", "1:name=systemd:/lxc/129/ns/system.slice/sglang.service\n0::/lxc/129/ns\n"),
     ("plain LXC", "0::/lxc.payload.129/system.slice/sglang.service\n"),
+    ("ended after its group", "0::/lxc/129/ns/system.slice/sglang.service (deleted)\n"),
     ("nested slices", "0::/lxc/129/ns/ai.slice/ai-llm.slice/sglang.service\n"),
 ]  # fmt: skip
 
@@ -126,6 +127,13 @@ def test_one_process_on_several_cards_is_one_holder_and_the_largest_is_first(pro
 def test_a_process_that_has_gone_meanwhile_is_left_out(processes: Processes):
     processes.add(5000, V2)
     assert [holder.pid for holder in processes.holders(5000, 5001)] == [5000]
+
+
+def test_a_process_that_ends_while_it_is_read_accuses_nobody(processes: Processes):
+    """Its status was still there, its group no more: that is no sign that it was a stranger's."""
+    processes.add(501, V2)
+    (processes.root / "proc/501/cgroup").unlink()
+    assert processes.holders(501) == ()
 
 
 def test_a_process_nested_deeper_is_named_by_its_innermost_pid(processes: Processes):

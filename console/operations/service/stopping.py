@@ -138,23 +138,27 @@ class Free(Step):
 
     async def verify(self, context: Context) -> str:
         evidence = await wait_cards_free(context, self._request, FREE_S)
+        await context.monitor.read_holders()
         _refuse_holders(context, self._request)
         return evidence
 
 
 def _refuse_holders(context: Context, request: ServiceRequest) -> None:
-    """A process that came since the plan is named and left alone, also when it holds little so far."""
+    """A process that came since the plan was made is named, and left alone."""
     snapshot = context.monitor.snapshot()
-    late = [holder for holder in snapshot.holders if holder.orphan and _much(holder.memory_bytes)]
-    known = {orphan.pid for orphan in request.orphans}
-    found = [
-        holder for holder in late if holder.pid not in known and set(holder.memory_bytes) & set(request.cards)
+    planned = {orphan.pid for orphan in request.orphans}
+    strangers = [
+        holder
+        for holder in snapshot.holders
+        if holder.orphan
+        and holder.pid not in planned
+        and _much(holder.memory_bytes)
+        and set(holder.memory_bytes) & set(request.cards)
+        and start_ticks(context.host.root, holder.pid) is not None
     ]
-    if found:
-        raise StepFailed(
-            "processes that the plan does not name hold the cards: "
-            + "; ".join(holders_of(snapshot, request.cards)),
-        )
+    if strangers:
+        named = holders_of(snapshot, request.cards, {holder.pid for holder in strangers})
+        raise StepFailed(f"processes that the plan does not name hold the cards: {'; '.join(named)}")
 
 
 #: A process with less than this on every card, bytes, is a display or a monitor: it is left alone.

@@ -188,13 +188,15 @@ def cards_in_use(snapshot: Snapshot, addresses: tuple[str, ...]) -> tuple[tuple[
     return tuple(reasons), snapshot.cards_at
 
 
-def holders_of(snapshot: Snapshot, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Who holds memory on these cards, in words."""
+def holders_of(
+    snapshot: Snapshot, addresses: tuple[str, ...], pids: set[int] | None = None
+) -> tuple[str, ...]:
+    """Who holds memory on these cards, in words; only ``pids`` where they are given."""
     index_of = {card.pci.address: card.index for card in snapshot.cards}
     found = []
     for holder in snapshot.holders:
         held = [address for address in holder.memory_bytes if address in addresses]
-        if held:
+        if held and (pids is None or holder.pid in pids):
             cards = ", ".join(str(index_of.get(address, address)) for address in held)
             found.append(f"{holder.name} (pid {holder.pid}) on card {cards}")
     return tuple(found)
