@@ -100,7 +100,7 @@ def _version(text: str) -> Version | None:
 
 
 def _source(asked: Asked, table: FlagTable) -> Finding:
-    title = "flags are those of"
+    title = "Flag table"
     if asked.table is not None:
         told = f"asked the installed SGLang {asked.version}: {len(table.flags)} flags"
         if asked.remembered:
@@ -117,7 +117,7 @@ def _source(asked: Asked, table: FlagTable) -> Finding:
 
 
 def _range(profile: Profile, asked: Asked, places: Places) -> Finding:
-    id, title = "flags.range", "versions the profile is for"
+    id, title = "flags.range", "SGLang version"
     if profile.sglang is None:
         return _plain(id, title, "skipped", "the profile names none")
     if asked.version is None:
@@ -146,7 +146,7 @@ def _all_known(profile: Profile, told: list[Judged], table: FlagTable) -> list[F
     named = {judged.name for judged in told if judged.section == "args"}
     well = sum(1 for name in profile.args if name not in named)
     evidence = f"{well} of {len(profile.args)} are as SGLang {table.version} wants them"
-    return [_plain("flags.well", "flags", "pass", evidence)] if well else []
+    return [_plain("flags.well", "Flags", "pass", evidence)] if well else []
 
 
 def _finding(judged: Judged, places: Places) -> Finding:

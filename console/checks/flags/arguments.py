@@ -50,7 +50,7 @@ def judge_arguments(args: dict[str, FlagValue], table: FlagTable) -> list[Judged
     """Everything to say of the flags one by one, in their order; nothing where all is well."""
     if len(args) > len(table.flags):
         told = f"{len(args)} flags; SGLang {table.version} has {len(table.flags)}"
-        return [Judged(id="flags.count", title="flags", verdict="fail", evidence=told)]
+        return [Judged(id="flags.count", title="Flags", verdict="fail", evidence=told)]
     found: list[Judged] = []
     first: dict[str, str] = {}
     for name, value in args.items():
