@@ -26,6 +26,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     dangerous: bool = False
     needs_root: bool = False
     footer: bool = True
+    listed: bool = True  # in the help; another action's line tells of those that are not
 
 
 def _switches() -> tuple[Action, ...]:
@@ -51,6 +52,7 @@ def _switches() -> tuple[Action, ...]:
             dangerous=True,
             needs_root=True,
             footer=False,
+            listed=False,
         )
         for key in range(2, 10)
     )
@@ -84,7 +86,7 @@ ACTIONS: tuple[Action, ...] = (
         keys="j",
         shown="j",
         label="jobs",
-        help="What was changed on this host, by whom and how it ended; resume or roll back what was cut short.",
+        help="What was changed on this host, by whom, how it ended; resume or roll back what was cut short.",
         group="look",
     ),
     Action(

@@ -187,7 +187,7 @@ class EngineClient:
 
 
 def read_api_key(path: Path) -> tuple[str | None, str | None]:
-    """The key in a file, and what is wrong with the file in words; the key is in neither the words nor a log."""
+    """The key in a file, and what is wrong with the file in words, which never hold the key."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # a FIFO would block the open

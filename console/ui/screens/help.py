@@ -35,12 +35,14 @@ class Help(ModalScreen[None]):
             text.append(f"{self._title}\n", "bold")
             text.append(f"{self._words}\n\n")
         for group, name in _GROUPS.items():
-            members = [action for action in self._actions if action.group == group]
+            members = [action for action in self._actions if action.group == group and action.listed]
             if members:
                 text.append(f"{name}\n", "bold")
             for action in members:
                 text.append(f"  {action.shown:<4}", "bold")
                 text.append(f"{action.help}\n")
-        text.append("\ntab moves the focus; ? explains the panel that has it; escape closes.", "dim")
         with VerticalScroll(id="help-box"):
+            yield Static(
+                "tab moves the focus; ? explains the panel that has it; escape closes.", id="help-keys"
+            )
             yield Static(text)
