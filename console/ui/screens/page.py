@@ -77,6 +77,10 @@ class Page(Screen[None]):
         yield self._panel
 
     def on_mount(self) -> None:
+        self.focus_first()
+
+    def focus_first(self) -> None:
+        """Give the keys to the panel."""
         self._panel.focus()
 
     def draw(self, snapshot: Snapshot) -> None:
