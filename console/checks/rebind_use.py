@@ -54,9 +54,9 @@ def holders(question: Question) -> Outcome:
     if not found:
         return "pass", f"none of {scan.processes} has one of them open", None
     service = sum(kind == "service" for kind in kinds.values())
-    told = [f"{question.unit} with {service} processes is stopped"] if service else []
-    told += [_let_go(holder) for holder in found if kinds[holder.pid] != "service"]
-    return "pass", f"the plan lets go: {listed(told)}", None
+    parts = [f"{question.unit} with {service} processes is stopped"] if service else []
+    parts += [_let_go(holder) for holder in found if kinds[holder.pid] != "service"]
+    return "pass", f"the plan lets go: {listed(parts)}", None
 
 
 def _let_go(holder: CardHolder) -> str:
