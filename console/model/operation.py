@@ -174,7 +174,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def begun(self) -> bool:
         """Whether anything on the host may have been changed by it."""
-        return any(step.state not in ("waiting", "skipped") for step in self.steps)
+        return any(step.began is not None for step in self.steps)
 
     @property
     def turned_back(self) -> bool:

@@ -83,7 +83,7 @@ class _Run:
                 await self._forward_one(step)
             except _Failure as failure:
                 self._write(step, "failed", failure.reason, failure.lines)
-                if failure.stop:
+                if failure.stop or not self._anything_begun():
                     return self._end("failed", (failure.reason,))
                 return await self.back((failure.reason,))
         return self._end("done")
@@ -115,6 +115,10 @@ class _Run:
         except _Failure:
             return False  # the step is done again, and says then what is wrong
         return True
+
+    def _anything_begun(self) -> bool:
+        """Whether there is anything to take back, or was."""
+        return any(isinstance(event, StepEvent) and event.state == "doing" for event in self._journal.events)
 
     async def back(self, reasons: tuple[str, ...]) -> JobEnd:
         earlier = failure_of(self._journal.events)

@@ -171,7 +171,8 @@ def _run(
     except asyncio.CancelledError:
         _say_interrupted(journal)
         return 128 + signal.SIGTERM
-    return {"done": EXIT_DONE, "rolled-back": EXIT_ROLLED_BACK, "failed": EXIT_FAILED}[end.outcome]
+    failed = EXIT_FAILED if _has_begun(journal) else EXIT_REFUSED
+    return {"done": EXIT_DONE, "rolled-back": EXIT_ROLLED_BACK, "failed": failed}[end.outcome]
 
 
 def _has_begun(journal: Journal) -> bool:

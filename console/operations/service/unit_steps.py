@@ -19,10 +19,7 @@ from console.operations.step import Context, Step, StepFailed
 #: States of a unit file that ``systemctl enable`` brings about.
 _ENABLED = frozenset({"enabled", "enabled-runtime"})
 
-_CHANGED = (
-    "the unit was changed since the plan was made; nothing was changed by this job: look at "
-    "{path} and make a new plan"
-)
+_CHANGED = "the unit was changed since the plan was made: {path} is left as it is; look at it, then plan anew"
 
 
 class Check(Step):
@@ -35,16 +32,20 @@ class Check(Step):
         self._request = request
         self.words = "check that the unit is as the plan saw it"
 
-    async def do(self, context: Context) -> None:
-        """Nothing is changed."""
-
-    async def verify(self, context: Context) -> str:
+    async def done(self, context: Context) -> str | None:
+        # Looked at before the step counts as begun: a job that is refused here has changed nothing.
         request = self._request
         text = await file_now(context, request)
         # A job that goes on after a crash finds what it wrote itself.
         if text != request.old_text and not (request.replaces and text == request.new_text):
             raise StepFailed(_CHANGED.format(path=request.path))
         return f"{request.path} is unchanged" if text is not None else f"{request.path} is not there yet"
+
+    async def do(self, context: Context) -> None:
+        """There is never anything left to do."""
+
+    async def verify(self, context: Context) -> str:
+        return await self.done(context) or ""
 
 
 class Disable(Step):
