@@ -43,7 +43,7 @@ from console.sources.files import load_profiles, load_site, shipped_profiles_dir
 from console.store.job_directory import JobFile, SiteFile, create_job, journal_path, new_id
 from console.store.jobs import get_job
 from console.store.journal import Journal
-from console.store.state import State
+from console.store.state import State, state_of
 from console.transport.box import BoxRunner
 from console.transport.container import lxc
 from console.transport.runner import Result, Runner
@@ -92,7 +92,7 @@ class ServiceLab:
         self.site: Site = load_site(site)
         self.site_path = site
         self.profiles: tuple[Profile, ...] = load_profiles([shipped_profiles_directory()]).profiles
-        self.state = State(directory / "state")
+        self.state = state_of(self.site, {}, os.geteuid())
         self.runner = BoxRunner(directory / "box")
         self.container = lxc(self.runner, 129)
         self.rootfs = directory / "box/root/var/lib/lxc/129/rootfs"
