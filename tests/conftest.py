@@ -1,4 +1,7 @@
-"""For all tests: where CI is set, a test that is skipped has failed. What a test needs, CI installs."""
+"""For all tests: where CI is set, a test that is skipped has failed. What a test needs, CI installs.
+
+The plain tests run on a few cores side by side; rigs and measurements have the machine to themselves.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,17 @@ from typing import Any
 import pytest
 
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+#: More workers than this gain nothing: each collects all tests first.
+MOST_WORKERS = 4
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many processes ``-n auto`` means; 0 runs the tests in this one."""
+    whole_suite = config.args == config.getini("testpaths")
+    plain = config.option.markexpr == "not rig and not bench"
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0))) if whole_suite and plain else 0
 
 
 @pytest.hookimpl(wrapper=True)

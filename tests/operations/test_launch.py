@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -184,6 +185,8 @@ def test_of_many_at_the_same_moment_one_begins(state: State, files: Path, tmp_pa
                 code = 0
             except Locked:
                 code = 75
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(code)
         children.append(child)

@@ -157,7 +157,7 @@ async def test_leaving_a_stream_kills_its_command_and_children():
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "child = os.fork()\n"
-        "print(os.getpid(), flush=True)\n"
+        "os.write(1, b'%d\\n' % os.getpid())\n"
         "time.sleep(60)\n"
     )
     async with LocalRunner().stream([PYTHON, "-c", family]) as stream:
