@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from console.output import print_json, print_lines, warn
 if TYPE_CHECKING:
     from console.model.snapshot import Snapshot
     from console.sources.monitor import Monitor
+    from console.store.load_memory import LoadMemory
 
 
 @click.command()
@@ -42,28 +44,40 @@ def status(given: Given, as_json: bool, watch: bool) -> int:
     for notice in notices:
         warn(notice)
     from console.sources.monitor import Monitor
+    from console.store.load_memory import LoadMemory
+    from console.store.state import state_of
+
+    state = state_of(here.site, os.environ, os.geteuid())
+    memory = LoadMemory(state, keep=not (given.read_only or here.site.read_only))
 
     async def look() -> int:
-        monitor = Monitor(here.site, profiles=profiles.profiles, notices=notices)
+        monitor = Monitor(here.site, profiles=profiles.profiles, notices=notices, expected=memory.expected)
         try:
-            return await (_watch if watch else _once)(monitor, as_json)
+            if watch:
+                return await _watch(monitor, memory, as_json)
+            return await _once(monitor, memory, as_json)
         finally:
             await monitor.close()
 
     return wait_for(look())
 
 
-async def _once(monitor: Monitor, as_json: bool) -> int:
+async def _once(monitor: Monitor, memory: LoadMemory, as_json: bool) -> int:
     from console.model.report import healthy
     from console.sources.once import observe_once
 
     snapshot = await observe_once(monitor)
+    if (problem := memory.problem()) is not None:
+        warn(problem)
     _print_status(snapshot, as_json)
     return EXIT_GOOD if healthy(snapshot) else EXIT_UNHEALTHY
 
 
-async def _watch(monitor: Monitor, as_json: bool) -> int:
-    """Print the status once a second until a signal, or until nobody reads it."""
+async def _watch(monitor: Monitor, memory: LoadMemory, as_json: bool) -> int:
+    """Print the status once a second until a signal, or until nobody reads it.
+
+    A load that comes to its end meanwhile is remembered.
+    """
     gc.enable()
     import asyncio
 
@@ -74,7 +88,7 @@ async def _watch(monitor: Monitor, as_json: bool) -> int:
     redraw = not as_json and sys.stdout.isatty()
     follower = asyncio.create_task(monitor.run())
     follower.add_done_callback(lambda task: ended.set())
-    beat = loop.time()
+    beat, problem = loop.time(), None
     try:
         while not ended.is_set():
             beat = max(beat + 1.0, loop.time())
@@ -84,7 +98,14 @@ async def _watch(monitor: Monitor, as_json: bool) -> int:
                     break
             if redraw:
                 sys.stdout.write("\x1b[H\x1b[2J")
-            _print_status(monitor.snapshot(), as_json)
+            snapshot = monitor.snapshot()
+            _print_status(snapshot, as_json)
+            if memory.new_load(snapshot):
+                await asyncio.to_thread(memory.record, snapshot)
+            news = memory.problem()
+            problem = news or problem
+            if problem is not None and (news or redraw):  # a redrawn screen must say it again
+                warn(problem)
             if not as_json and not redraw:
                 click.echo()
     except BrokenPipeError:

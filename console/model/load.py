@@ -183,6 +183,8 @@ class _Passage:
         self.ended: float | None = None
         self._began = began
         self._percent: float | None = None
+        self._percent_at: float | None = None
+        self._through_at: float | None = None
         self._detail: str | None = None
         self._inside: set[str] = set()
         self._done: set[str] = set()
@@ -199,6 +201,7 @@ class _Passage:
         elif line.percent is not None:
             if current and self.ended is None:
                 self._percent = line.percent
+                self._percent_at = line.at
                 self._detail = _detail(line) or self._detail
         else:
             self._enter(line, current)
@@ -218,10 +221,19 @@ class _Passage:
         self._done.add(rank)
         if not self._inside:
             self.ended = line.at
+            self._through_at = self._through_at or line.at
             self._percent = None if self._percent is None else 100.0
 
     def time(self) -> PhaseTime:
-        return PhaseTime(self.phase, self._began, self.ended, self._percent, self._detail)
+        return PhaseTime(
+            self.phase,
+            self._began,
+            self.ended,
+            self._percent,
+            self._detail,
+            self._percent_at,
+            self._through_at,
+        )
 
 
 def _detail(line: LogLine) -> str | None:

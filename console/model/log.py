@@ -49,6 +49,8 @@ class PhaseTime(msgspec.Struct, frozen=True):
     ended: float | None = None
     percent: float | None = None
     detail: str | None = None  # "shard 31/64", "bs=160"
+    percent_at: float | None = None  # Unix seconds of the line that said so
+    through_at: float | None = None  # when every rank was first through it; a draft model may follow
 
 
 class Crash(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from console.model import words
 from console.model.card import CardView
 from console.model.engine import EngineRates
 from console.model.finding import Finding, Verdict, overall
+from console.model.load_times import phase_seconds
 from console.model.snapshot import Snapshot, SourceWord
 from console.model.state import HEALTHY, StateName
 
@@ -58,6 +59,7 @@ def status_document(snapshot: Snapshot) -> dict[str, Any]:
             "eta_s": _number(state.eta_s),
             "reasons": list(state.reasons),
         },
+        "load": _load(snapshot),
         "profile": snapshot.profile.name if snapshot.profile is not None else None,
         "served_name": next(iter(snapshot.served_names), None),
         "cards": [_card(card) for card in snapshot.cards],
@@ -160,6 +162,7 @@ def status_lines(snapshot: Snapshot) -> tuple[Line, ...]:
         Line(line.text[:WIDTH].rstrip(), line.tone)
         for part in (
             _head(snapshot),
+            _forecast(snapshot),
             _reasons(snapshot),
             _cards(snapshot),
             _numbers(snapshot),
@@ -178,9 +181,40 @@ def _head(snapshot: Snapshot) -> Iterator[Line]:
     if state.elapsed_s is not None:
         told.append(f"{words.span(state.elapsed_s)} so far")
     if state.eta_s is not None:
-        told.append(f"{words.span(state.eta_s)} to go")
+        told.append(f"~{words.about(state.eta_s)} to go")
     yield Line(f"{snapshot.host}  {', '.join(told)}", tone)
     yield from _wrapped(", ".join(_serving(snapshot)), "  ", "dim")
+
+
+def _forecast(snapshot: Snapshot) -> Iterator[Line]:
+    """What the time to ready is judged from."""
+    forecast = snapshot.state.forecast
+    if forecast is not None and forecast.eta_s is not None:
+        basis = forecast.basis.replace("±", "+-")
+        yield Line(f"  ready in ~{words.about(forecast.eta_s)} ({basis})", "dim")
+
+
+def _load(snapshot: Snapshot) -> dict[str, Any] | None:
+    """The load under way; None when there is none. ``expected_s`` is of the whole load."""
+    state, forecast = snapshot.state, snapshot.state.forecast
+    if state.phase is None:
+        return None
+    slow = () if forecast is None else forecast.slow
+    seconds = phase_seconds(snapshot.load, snapshot.wall)
+    return {
+        "expected_s": None if forecast is None else _number(forecast.expected_s),
+        "loads": None if forecast is None else forecast.loads,
+        "spread_s": None if forecast is None else _number(forecast.spread_s),
+        "over_s": None if forecast is None else _number(forecast.over_s),
+        "phases": [
+            {
+                "name": phase,
+                "seconds": _number(taken),
+                "slower_than_ever": None if forecast is None else phase in slow,
+            }
+            for phase, taken in seconds.items()
+        ],
+    }
 
 
 def _serving(snapshot: Snapshot) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from console.model.engine import EngineIdentity, EngineRates, Probe
+from console.model.load_times import Expected, Forecast, by_profile, forecast
 from console.model.log import Crash, LoadProgress, Phase
 from console.model.reading import Reading
 from console.model.unit import UnitStatus
@@ -84,9 +85,14 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     percent: float | None = None  # 0..100 within the phase
     detail: str | None = None  # "shard 31/64"
     elapsed_s: float | None = None  # since the unit's main process was executed
-    eta_s: float | None = None  # seconds to ready, by what the profile expects
+    forecast: Forecast | None = None  # while starting: when it will be ready, by earlier loads
     reasons: tuple[str, ...] = ()
     looking: bool = False  # "unreachable" only because not everything has been read once: no alarm
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to ready; None when nobody can say, or when it is late."""
+        return None if self.forecast is None else self.forecast.eta_s
 
     @property
     def words(self) -> str:
@@ -125,7 +131,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     tokens_moved_at: float | None = None  # when a token counter was last seen to move in this run
     waiting_since: float | None = None  # since when requests are in flight without a token
     expected_name: str | None = None
-    expected_load_s: float | None = None
+    expected_load_s: float | None = None  # what the profile says, where this host has seen no load of it
+    expected: Expected | None = None  # what this host's earlier loads of the profile took
     complaints: tuple[str, ...] = ()  # what cards, holders and files have to say
 
 
@@ -467,13 +474,8 @@ def _warming(seen: _Seen) -> bool:
 def _starting(seen: _Seen, *more: str, warming: bool = False) -> ServiceState:
     evidence, load, unit = seen.evidence, seen.load, seen.unit
     elapsed = _elapsed(seen)
-    eta = None
-    reasons: tuple[str, ...] = more
-    if elapsed is not None and evidence.expected_load_s is not None:
-        eta = evidence.expected_load_s - elapsed
-        if eta < 0:
-            reasons = (*reasons, f"{-eta:.0f} s longer than the profile expects")
-            eta = None
+    told = _forecast(seen, elapsed)
+    reasons: tuple[str, ...] = more if told is None else (*more, *told.complaints)
     restarts = 0 if unit is None else unit.restarts or 0
     if restarts:
         reasons = (*reasons, f"attempt {restarts + 1} after a crash")
@@ -487,9 +489,21 @@ def _starting(seen: _Seen, *more: str, warming: bool = False) -> ServiceState:
         percent=current.percent if current else None,
         detail=current.detail if current else None,
         elapsed_s=elapsed,
-        eta_s=eta,
+        forecast=told,
         reasons=(*reasons, *evidence.complaints),
     )
+
+
+def _forecast(seen: _Seen, elapsed: float | None) -> Forecast | None:
+    evidence = seen.evidence
+    known = evidence.expected
+    if known is None and evidence.expected_load_s is not None:
+        known = by_profile(evidence.expected_load_s)
+    if known is None or elapsed is None:
+        return None
+    unit = seen.unit
+    started = unit.started_at if unit is not None else None
+    return forecast(known, seen.load, elapsed, evidence.wall - elapsed if started is None else started)
 
 
 def _elapsed(seen: _Seen) -> float | None:

@@ -75,3 +75,16 @@ def span(seconds: float | None) -> str:
         return f"{hours}h{minutes:02}"
     days, hours = divmod(hours, 24)
     return f"{days}d{hours}h"
+
+
+def about(seconds: float) -> str:
+    """A duration that is only judged, no more exact than it is known: ``45s``, ``4m30``, ``12m``."""
+    for limit, step in ((30, 5), (120, 10), (600, 30)):
+        if seconds < limit:
+            return _short(max(5, step * round(seconds / step)))
+    return _short(60 * round(seconds / 60))
+
+
+def _short(seconds: int) -> str:
+    told = span(seconds)
+    return told.removesuffix("00") if seconds < 3600 and seconds >= 60 else told

@@ -12,6 +12,7 @@ from console.model.profile import Profile
 from console.model.site import Site
 from console.operations.step import Context
 from console.sources.monitor import Monitor
+from console.store.load_memory import LoadMemory
 from console.store.state import State
 
 #: Seconds that the first readings are waited for; a source that keeps silent says so by its age.
@@ -23,7 +24,7 @@ _LOOK_S = 0.02
 @contextlib.asynccontextmanager
 async def opened(site: Site, profiles: tuple[Profile, ...], *, state: State) -> AsyncIterator[Context]:
     """Follow the site while the context is open. It begins once every source has said its first word."""
-    monitor = Monitor(site, profiles=profiles)
+    monitor = Monitor(site, profiles=profiles, expected=LoadMemory(state).expected)
     follower = asyncio.create_task(monitor.run())
     follower.add_done_callback(_tell_defect)
     try:

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
+from console.model.load_times import seen_whole
 from console.model.operation import Direction, JobEnd, JobStart, Notice, Plan, Progress, StepEvent
 from console.model.profile import Profile
 from console.model.site import Site
@@ -99,7 +100,7 @@ def _refused(journal: Journal, reason: str) -> JobEnd:
 def _record_load(context: Context, journal: Journal) -> None:
     """Remember how long the model took; a load that was seen before is not counted twice."""
     snapshot = context.monitor.snapshot()
-    if snapshot.profile is None:
+    if snapshot.profile is None or not seen_whole(snapshot.load, snapshot.unit.value):
         return
     with _noting(journal, "the times of this load are not remembered"):
         loads.record(context.state, snapshot.profile.name, snapshot.load)

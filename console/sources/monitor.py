@@ -14,6 +14,7 @@ from typing import Any
 from console.model.card import Holder, NvmlSample, Owner, PciCard
 from console.model.engine import EngineIdentity, EngineRates, Probe
 from console.model.load import LoadWatch
+from console.model.load_times import Expected
 from console.model.log import LogLine
 from console.model.profile import Profile
 from console.model.reading import Reading
@@ -65,8 +66,9 @@ _MODEL_PATH = re.compile(r"""model_path['"]?[=:] ?(['"])(.+?)\1""")
 class Monitor:
     """Holds the latest word of every source; ``snapshot`` freezes it.
 
-    ``clock`` is monotonic and ``wall_clock`` Unix seconds; both are injected so
-    that a test decides what time it is.
+    ``expected`` says what this host's earlier loads of a profile took; it may wait for a
+    disk, and does not fail. ``clock`` is monotonic and ``wall_clock`` Unix seconds; both
+    are injected so that a test decides what time it is.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Monitor:
         profiles: tuple[Profile, ...] = (),
         *,
         notices: tuple[str, ...] = (),
+        expected: Callable[[Profile], Expected | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -105,7 +108,13 @@ class Monitor:
         self._holders: tuple[Holder, ...] = ()
         self._holders_at: float | None = None
         self._profile: Profile | None = None
+        self._named_in: str | None = None  # the invocation that named the model of ``_profile``
         self._apart: Apart[tuple[Holder, ...]] = Apart("holders")
+        self._ask_expected = expected
+        self._expected: Expected | None = None
+        self._expected_of: _Load | None = None  # the load that ``_expected`` was asked for
+        self._load_changed = asyncio.Event()
+        self._remembering: Apart[Expected | None] = Apart("loads")
         self._processes_changed = asyncio.Event()
         self._cards_heard = asyncio.Event()
 
@@ -138,6 +147,7 @@ class Monitor:
             group.create_task(_follow(watched.identity, self.take_identity))
             group.create_task(_follow(watched.rates, self.take_rates))
             group.create_task(self._follow_holders())
+            group.create_task(self._follow_loads())
 
     async def _cards_first(self) -> None:
         """Let the cards come to the screen before the first request imports the HTTP client.
@@ -189,6 +199,30 @@ class Monitor:
             await self._processes_changed.wait()
             await self.read_holders()
 
+    @property
+    def _known_load(self) -> _Load | None:
+        """The profile of the run that journal and unit show; None until the run has named its model."""
+        run, unit = self.load.progress.invocation, self.unit.value
+        behind = unit is not None and unit.invocation_id is not None and run not in (None, unit.invocation_id)
+        if self._profile is None or self._named_in != run or behind:
+            return None
+        return (self._profile.name, run)
+
+    async def read_expected(self) -> None:
+        """Ask what earlier loads of the profile that loads took, once a load."""
+        self._load_changed.clear()
+        wanted, profile, ask = self._known_load, self._profile, self._ask_expected
+        over = self.load.progress.fired_up_at is not None
+        if wanted is None or wanted == self._expected_of or over or profile is None or ask is None:
+            return
+        self._expected = await self._remembering(lambda: ask(profile))
+        self._expected_of = wanted
+
+    async def _follow_loads(self) -> None:
+        while True:
+            await self._load_changed.wait()
+            await self.read_expected()
+
     def take_unit(self, reading: Reading[UnitStatus]) -> None:
         before, after = self.unit.value, reading.value
         self.unit = reading
@@ -201,6 +235,7 @@ class Monitor:
             self._began = now - max(0.0, self._wall_clock() - after.started_at)
         if before is not None:
             self._forget_run()
+        self._load_changed.set()
 
     def _forget_run(self) -> None:
         """Another run of the engine: what was said and counted belongs to the one before."""
@@ -221,6 +256,8 @@ class Monitor:
         for line in lines:
             self.load.feed(line)
             self._note_model(line)
+        if self._known_load != self._expected_of:
+            self._load_changed.set()
         self._log.extend(lines)
         self._log_total += len(lines)
         self._log_frozen = tuple(self._log)
@@ -242,6 +279,7 @@ class Monitor:
         found = _MODEL_PATH.search(line.text)
         if found is not None:
             self._profile = profile_of(EngineIdentity(model_path=found[2]), self._profiles)
+            self._named_in = line.invocation
 
     def _fill_history(self, lines: tuple[LogLine, ...]) -> None:
         """Charts that begin before the console did: from the decode lines of the journal's past."""
@@ -281,6 +319,8 @@ class Monitor:
         told = reading.value if _is_fresh(before, reading) else None
         if told is not None and (told.model_path is not None or told.served_names):
             self._profile = profile_of(told, self._profiles)
+            self._named_in = self.load.progress.invocation
+            self._load_changed.set()
 
     def take_rates(self, reading: Reading[EngineRates]) -> None:
         before, self.rates = self.rates, reading
@@ -379,7 +419,11 @@ class Monitor:
         waiting = self._in_flight_since
         if waiting is not None and moved is not None:
             waiting = max(waiting, moved)
-        load = self._profile.load if self._profile is not None else None
+        loads = self._known_load
+        # Until the memory has answered no time is better than a wrong one.
+        silent = self._ask_expected is not None and self.load.progress.fired_up_at is None
+        asked = loads is not None and (loads == self._expected_of or not silent)
+        load = self._profile.load if self._profile is not None and asked else None
         return Evidence(
             now=now,
             wall=wall,
@@ -406,6 +450,7 @@ class Monitor:
             waiting_since=waiting,
             expected_name=self._profile.served_name if self._profile is not None else None,
             expected_load_s=load.expect_s if load is not None else None,
+            expected=self._expected if asked and loads == self._expected_of else None,
             complaints=complaints,
         )
 
@@ -421,6 +466,9 @@ class Monitor:
             self.rates,
         )
         return tuple(SourceWord(one.source, one.age(now), one.stale(now), one.error) for one in readings)
+
+
+_Load = tuple[str, str | None]  # a profile's name, and the invocation that loads it
 
 
 def _decode_point(line: LogLine, at: float) -> Point | None:

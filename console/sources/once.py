@@ -74,6 +74,9 @@ async def _look_at_engine(monitor: Monitor, ends: float) -> None:
         monitor.take_rates(monitor.rates.fresh(rates, now))
     if not models.ok:
         await _read_past(watched.journal, monitor.take_journal, ends)
+        with contextlib.suppress(TimeoutError):  # then the time to ready is not told
+            async with asyncio.timeout_at(ends):
+                await monitor.read_expected()
 
 
 async def _read_past(source: Source[Any], fold: Callable[[Reading[Any]], None], ends: float) -> None:

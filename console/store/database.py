@@ -77,9 +77,14 @@ def opened(state: State) -> Iterator[sqlite3.Connection]:
 @contextmanager
 def looked_into(state: State) -> Iterator[sqlite3.Connection | None]:
     """The database for reading only; None when there is none yet. StateProblem as in ``opened``."""
-    if not state.database.exists():
-        yield None
-        return
+    try:
+        if not state.database.exists():
+            yield None
+            return
+    except OSError as problem:
+        raise StateProblem(
+            f"{state.database}: {problem.strerror}; the audit trail and the load times are kept there"
+        ) from None
     try:
         address = f"{state.database.absolute().as_uri()}?mode=ro"
         connection = sqlite3.connect(address, timeout=BUSY_S, isolation_level=None, uri=True)

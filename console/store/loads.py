@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-import msgspec
-
+from console.model.load_times import Expected, PhaseExpected, phase_seconds
 from console.model.log import LoadProgress
 from console.store.database import looked_into, opened
 from console.store.state import State
@@ -14,43 +13,11 @@ from console.store.state import State
 KEPT = 20
 
 
-class PhaseExpected(msgspec.Struct, frozen=True):
-    """What is known of one phase, in seconds."""
-
-    median_s: float
-    slowest_s: float
-
-
-class Expected(msgspec.Struct, frozen=True):
-    """What a load of a profile took so far, in seconds from its start to ``The server is fired up``.
-
-    ``fastest_s`` to ``slowest_s`` is the spread of ``loads`` loads.
-    """
-
-    loads: int
-    median_s: float
-    fastest_s: float
-    slowest_s: float
-    phases: dict[str, PhaseExpected]
-
-    def slower_than_ever(self, phase: str, seconds: float) -> bool:
-        known = self.phases.get(phase)
-        return known is not None and seconds > known.slowest_s
-
-
-def phase_seconds(load: LoadProgress) -> dict[str, float]:
-    """Seconds of each phase that has ended; one that was passed twice (a draft model) counts as a sum."""
-    seconds: dict[str, float] = {}
-    for phase in load.phases:
-        if phase.ended is not None:
-            seconds[phase.phase] = seconds.get(phase.phase, 0.0) + max(0.0, phase.ended - phase.began)
-    return seconds
-
-
 def record(state: State, profile: str, load: LoadProgress) -> bool:
     """Remember a load that was seen from its start until the engine was up, once.
 
-    False when there is nothing to remember: it was not seen whole, or is known already.
+    False when there is nothing to remember: it was not seen whole, or is known already, be it
+    from somebody who took the same run for another profile with the same model.
     StateProblem when the database cannot be written.
     """
     if load.fired_up_at is None or not load.phases or load.phases[0].phase != "starting":
@@ -58,6 +25,8 @@ def record(state: State, profile: str, load: LoadProgress) -> bool:
     began = load.phases[0].began
     run = load.invocation or f"{began:.3f}"
     with opened(state) as database:
+        if load.invocation and database.execute("select 1 from loads where run = ?", (run,)).fetchone():
+            return False
         added = database.execute(
             "insert or ignore into loads (profile, run, began_at, seconds) values (?, ?, ?, ?)",
             (profile, run, began, max(0.0, load.fired_up_at - began)),

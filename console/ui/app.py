@@ -23,6 +23,8 @@ from console.model.site import Site
 from console.model.snapshot import Snapshot
 from console.sources.files import ProfileSet
 from console.sources.monitor import Monitor
+from console.store.load_memory import LoadMemory
+from console.store.state import state_of
 from console.transport import loop
 from console.ui import glyphs as glyph_sets
 from console.ui import terminal, themes
@@ -133,6 +135,7 @@ class Console(App[int]):
         site: Site,
         *,
         desk: Desk | None = None,
+        memory: LoadMemory | None = None,
         profiles: tuple[Profile, ...] = (),
         encoding: str | None = None,
         theme: str | None = None,
@@ -152,7 +155,7 @@ class Console(App[int]):
         self.theme = theme or themes.choose(site.theme, os.environ)
         self._dashboard = Dashboard(self._actions, self._glyphs)
         self._job: str | None = None
-        self._changes = Changes(self, desk, self._glyphs)
+        self._changes = Changes(self, desk, self._glyphs, memory)
 
     def get_default_screen(self) -> Dashboard:
         return self._dashboard
@@ -184,6 +187,7 @@ class Console(App[int]):
             return
         snapshot = self._watch_site.snapshot()
         self._mend_size()
+        self._changes.look(snapshot)
         with self.batch_update():
             # The palette and the help let what is below them show through.
             seen = (screen for screen in reversed(self.screen_stack) if isinstance(screen, Dashboard | Page))
@@ -333,10 +337,12 @@ def run(
         for problem in problems:
             print(f"gpuops: {site_path or 'site'}: {problem}", file=sys.stderr)
         return BAD_FILE
-    monitor = Monitor(site, profiles=profiles.profiles, notices=notices)
+    state = state_of(site, os.environ, os.geteuid())
+    memory = LoadMemory(state, keep=kind is Console)
+    monitor = Monitor(site, profiles=profiles.profiles, notices=notices, expected=memory.expected)
     # Not App.run: its loop would wait at the end for a thread that a card keeps in the kernel.
     desk = Desk(site, profiles.profiles, monitor)
-    status = loop.run(kind(monitor, site, desk=desk, profiles=profiles.profiles).run_async())
+    status = loop.run(kind(monitor, site, desk=desk, memory=memory, profiles=profiles.profiles).run_async())
     return status if status is not None else 0
 
 

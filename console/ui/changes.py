@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from console.model.operation import JobView, Plan
+from console.model.snapshot import Snapshot
+from console.model.state import HEALTHY
+from console.store.load_memory import LoadMemory
 from console.ui import terminal
+from console.ui.arrivals import Arrivals
 from console.ui.desk import Desk
 from console.ui.glyphs import Glyphs
 from console.ui.header import Header
@@ -27,9 +32,13 @@ class Changes:
     Without a desk nothing can be changed from here: the keys say so.
     """
 
-    def __init__(self, app: Console, desk: Desk | None, glyphs: Glyphs) -> None:
+    def __init__(
+        self, app: Console, desk: Desk | None, glyphs: Glyphs, memory: LoadMemory | None = None
+    ) -> None:
         self._app = app
         self._desk = desk
+        self._memory = memory
+        self._arrivals = Arrivals()
         self._glyphs = glyphs
         self._planning = False
         self.handlers: dict[str, Callable[[], object]] = {
@@ -43,6 +52,20 @@ class Changes:
         """Follow every job of this host for as long as the console is open."""
         if self._desk is not None:
             self._work(self._desk.watch(self), "jobs")
+
+    def look(self, snapshot: Snapshot) -> None:
+        """See whether a load has come to its end: it is remembered, and who watched it is told."""
+        job = None if self._desk is None or self._desk.current is None else self._desk.current.state
+        told = self._arrivals.look(snapshot, job)
+        if told is not None:
+            self._ring(told, good=snapshot.state.name in HEALTHY)
+        memory = self._memory
+        if memory is None:
+            return
+        if memory.new_load(snapshot):
+            self._work(asyncio.to_thread(memory.record, snapshot), "remember the load")
+        if (problem := memory.problem()) is not None:
+            self._say(problem)
 
     # Keys --------------------------------------------------------------------------------------
 
@@ -96,7 +119,9 @@ class Changes:
                 return
             finally:
                 self._planning = False
-            if confirmed and not plan.blocked and not plan.typed:
+            # What ends the work of others is never done by a key alone.
+            ends_others = any(step.id == "orphans" for step in plan.steps)
+            if confirmed and not plan.blocked and not plan.typed and not ends_others:
                 await self._start(plan)
             else:
                 from console.ui.screens.plan import PlanPage
@@ -137,10 +162,7 @@ class Changes:
 
     def job_ended(self, view: JobView) -> None:
         """Ring, and say how it ended, also to a terminal that shows something else."""
-        told = f"{view.plan.title}: {view.state.replace('-', ' ')}"
-        self._app.bell()
-        self._app.tell_terminal(terminal.notification(told))
-        self._say(told, good=view.state == "done")
+        self._ring(f"{view.plan.title}: {view.state.replace('-', ' ')}", good=view.state == "done")
 
     def jobs_unreadable(self, reason: str) -> None:
         self._say(reason)
@@ -190,6 +212,11 @@ class Changes:
 
     def _work(self, work: Awaitable[None], name: str) -> None:
         self._app.run_worker(work, name=name, exit_on_error=True)
+
+    def _ring(self, told: str, *, good: bool) -> None:
+        self._app.bell()
+        self._app.tell_terminal(terminal.notification(told))
+        self._say(told, good=good)
 
     def _say(self, words: str, *, good: bool = False) -> None:
         self._app.notify(words, severity="information" if good else "warning", timeout=8, markup=False)

@@ -52,9 +52,11 @@ def _time_of(snapshot: Snapshot) -> Row:
     state = snapshot.state
     row: Row = []
     if state.eta_s is not None:
-        row.append(Span(f" ready in ~{words.span(state.eta_s)}", "text"))
+        row.append(Span(f" ready in ~{words.about(state.eta_s)}", "text"))
     elif state.elapsed_s is not None:
         row.append(Span(f" {words.span(state.elapsed_s)}", "text"))
+        if state.forecast is not None and state.forecast.over_s is not None:
+            row.append(Span(f", {words.span(state.forecast.over_s)} over", "warn"))
     elif state.name in (*HEALTHY, "degraded"):
         unit = snapshot.unit.value
         since = unit.started_at if unit is not None else None

@@ -153,6 +153,8 @@ def _host_cache(rates: EngineRates) -> str:
 def phase_rows(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Row]:
     """The phases of the load, each with its time; the one under way with a bar."""
     rows: list[Row] = []
+    forecast = snapshot.state.forecast
+    slow = forecast.slow if forecast is not None else ()
     for phase in snapshot.load.phases:
         current = phase is snapshot.load.phases[-1] and phase.ended is None
         took = (phase.ended if phase.ended is not None else snapshot.wall) - phase.began
@@ -165,8 +167,24 @@ def phase_rows(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Row]:
             row += [*bar(phase.percent / 100, room, glyphs), Span(f" {phase.percent:.0f} %", "text")]
         if current and phase.detail:
             row.append(Span(f"  {phase.detail}", "dim"))
+        if phase.phase in slow:
+            row.append(Span(f"  {glyphs.warn} slower than ever", "warn"))
         rows.append(row)
     return rows
+
+
+def forecast_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row | None:
+    """When it will be ready, and what that is judged from; None when nobody can say, or it is late."""
+    forecast = snapshot.state.forecast
+    if forecast is None or forecast.eta_s is None:
+        return None
+    so_far = "" if snapshot.state.elapsed_s is None else f"{words.span(snapshot.state.elapsed_s)} so far, "
+    told = f"{so_far}ready in ~{words.about(forecast.eta_s)} "
+    return [
+        Span(f" {glyphs.separator} ", "dim"),
+        Span(clip(told, max(0, width - 4), glyphs), "text"),
+        Span(clip(f"({forecast.basis})", max(0, width - 4 - len(told)), glyphs), "dim"),
+    ]
 
 
 def coming_rows(snapshot: Snapshot, glyphs: Glyphs) -> list[Row]:
@@ -209,7 +227,8 @@ class Service(Panel):
             return USUAL
         said = 1 + len(_reasons(snapshot, width, self.glyphs))
         if _loading(snapshot):
-            return said + len(PHASES)
+            told = forecast_row(snapshot, width, self.glyphs) is not None
+            return said + told + len(PHASES)
         return max(USUAL, said + len(_evidence(snapshot, width, self.glyphs)))
 
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
@@ -270,6 +289,9 @@ def _phases(snapshot: Snapshot, width: int, room: int, glyphs: Glyphs) -> list[R
     """A row a phase, those to come as well; with less room what is past is one row."""
     begun = phase_rows(snapshot, width, glyphs)
     to_come = coming_rows(snapshot, glyphs)
+    told = forecast_row(snapshot, width, glyphs)
+    if told is not None and len(begun) < room:
+        return [told, *begun, *to_come][:room]
     if len(begun) <= room:
         return [*begun, *to_come][:room]
     if room < 2:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from console.model.card import CardTelemetry, CardView, Owner, PciCard, PciFunction, PciLink
 from console.model.engine import EngineRates, Probe
 from console.model.finding import Finding
+from console.model.load_times import Forecast
 from console.model.reading import Reading
 from console.model.report import (
     WIDTH,
@@ -92,7 +93,12 @@ def test_a_source_that_was_not_asked_is_no_news() -> None:
 
 def test_a_load_tells_how_far_it_is() -> None:
     state = ServiceState(
-        name="starting", phase="weights", percent=45.2, detail="shard 29/64", elapsed_s=263.0, eta_s=322.0
+        name="starting",
+        phase="weights",
+        percent=45.2,
+        detail="shard 29/64",
+        elapsed_s=263.0,
+        forecast=Forecast(expected_s=585.0, loads=6, eta_s=322.0, spread_s=31.0),
     )
     unit = UnitStatus(
         id="sglang.service", load_state="loaded", active_state="active", sub_state="running",
@@ -100,9 +106,13 @@ def test_a_load_tells_how_far_it_is() -> None:
     )  # fmt: skip
     shown = snapshot(state=state, unit=Reading("unit", 2.0, unit, NOW))
     lines = text(shown).splitlines()
-    assert lines[0] == "pve1  STARTING weights 45 %, shard 29/64, 4m23 so far, 5m22 to go"
+    assert lines[0] == "pve1  STARTING weights 45 %, shard 29/64, 4m23 so far, ~5m30 to go"
     assert lines[1] == "  sglang.service active (running) for 4m23"
+    assert lines[2] == "  ready in ~5m30 (+-30s, 6 loads)"
     assert not healthy(shown)
+    document = status_document(shown)
+    assert document["state"]["eta_s"] == 322.0
+    assert document["load"]["loads"] == 6 and document["load"]["spread_s"] == 31.0
 
 
 def test_reasons_come_before_the_cards() -> None:

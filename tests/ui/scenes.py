@@ -19,6 +19,7 @@ from console.model.card import (
     Xid,
 )
 from console.model.engine import EngineIdentity, EngineRates, Probe, Quantiles
+from console.model.load_times import Forecast
 from console.model.log import Crash, LineKind, LoadProgress, LogLine, PhaseTime
 from console.model.reading import Reading
 from console.model.site import Container, Site, Vm
@@ -266,7 +267,12 @@ def starting() -> Snapshot:
     )
     empty = tuple(telemetry(one, utilization_percent=6, power_w=92.0) for one in ADDRESSES)
     state = ServiceState(
-        name="starting", phase="weights", percent=45.0, detail="shard 29/64", elapsed_s=250.0, eta_s=335.0
+        name="starting",
+        phase="weights",
+        percent=45.0,
+        detail="shard 29/64",
+        elapsed_s=250.0,
+        forecast=Forecast(expected_s=585.0, loads=6, eta_s=335.0, spread_s=28.0),
     )
     return _unserved(
         state=state,

@@ -145,8 +145,8 @@ def test_the_state_is_in_the_header_at_any_width(scene: str, width: int) -> None
 def test_the_header_gives_up_the_clock_first_and_the_percentage_last() -> None:
     starting = scenes.starting()
     found = {width: shown(Header(), starting, width, 1)[0] for width in (20, 40, 60, 120)}
-    assert "12:00:00" in found[120] and "8 CT 129" in found[120] and "ready in ~5m35" in found[120]
-    assert "12:00:00" not in found[60] and "ready in ~5m35" in found[60]
+    assert "12:00:00" in found[120] and "8 CT 129" in found[120] and "ready in ~5m30" in found[120]
+    assert "12:00:00" not in found[60] and "ready in ~5m30" in found[60]
     assert "weights 45 %" in found[40]
     assert "STARTING 45 %" in found[20]
 
@@ -282,7 +282,8 @@ def test_speculation_that_is_off_is_not_available_rather_than_zero() -> None:
 
 
 def test_a_load_shows_what_is_done_what_goes_on_and_what_comes() -> None:
-    rows = [row.strip() for row in shown(Service(), scenes.starting(), 100, 8)[1:]]
+    told, *rows = (row.strip() for row in shown(Service(), scenes.starting(), 100, 9)[1:])
+    assert told == "· 4m10 so far, ready in ~5m30 (±30s, 6 loads)"
     assert rows[0].split() == ["●", "start", "21s"]
     assert rows[2].startswith("◐ weights    3m37 ━")
     assert rows[2].endswith("45 %  shard 29/64")
