@@ -6,6 +6,7 @@ touches the same device waits with it; so who means to touch a card asks here fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,8 +16,11 @@ from console.model.card import Address
 from console.model.text import clean
 from console.sources.sysfs import content_of, names_in, text_of
 
-#: In the environment of each helper of ours: what it writes for. Set before it can be stuck.
-MARK = "GPUOPS_WRITES_FOR"
+#: Programs that write a file which their own words name. Ours is dd; tee is what many type.
+_WRITERS = ("dd", "tee")
+
+_BUS = "/sys/bus/pci/"
+_ADDRESS = re.compile(r"/sys/bus/pci/devices/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])/")
 
 #: Kernel functions in which a process stands that takes a driver from a device or gives it one.
 _REMOVING = ("unbind_store", "device_release_driver", "remove_store", "bind_store", "device_driver_attach")
@@ -30,27 +34,26 @@ class PendingWrite(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     address: Address | None
+    path: str | None = None  # of the file; None when its words do not say so
     words: str  # what it is: "dd of=/sys/bus/pci/devices/0000:41:00.0/driver/unbind"
     state: str | None = None  # of proc(5): D waits and cannot be killed
     stack: tuple[str, ...] = ()  # empty when it may not be read
 
 
 def own_writes(root: Path, address: Address | None = None) -> tuple[PendingWrite, ...]:
-    """Helpers of gpuops that are still at work, for one function or for all."""
-    mark = f"{MARK}=".encode()
+    """Helpers that are still at work on the files of the PCI bus, for one function or for all."""
     found = []
     for pid in _pids(root):
         folder = root / "proc" / str(pid)
-        # Only dd writes for us, and environments are long: the name is asked first.
-        if text_of(folder / "comm") != "dd":
+        if text_of(folder / "comm") not in _WRITERS:
             continue
-        words = _bytes(folder / "environ").split(b"\0")
-        about = next((word[len(mark) :] for word in words if word.startswith(mark)), None)
-        if about is None:
+        words = (content_of(folder / "cmdline") or "").split("\0")
+        path = next((path for word in words if (path := word.removeprefix("of=")).startswith(_BUS)), None)
+        if path is None:
             continue
-        named = clean(about.decode("utf-8", "replace"))
-        if address in (None, named):
-            found.append(_pending(folder, pid, named or None))
+        named = _ADDRESS.match(path)
+        if address is None or (named is not None and named[1] == address):
+            found.append(_pending(folder, pid, None if named is None else named[1], clean(path)))
     return tuple(found)
 
 
@@ -67,7 +70,7 @@ def other_removals(root: Path) -> tuple[PendingWrite, ...]:
             continue
         stack = content_of(folder / "stack") or ""
         if any(name in stack for name in _REMOVING):
-            found.append(_pending(folder, pid, None))
+            found.append(_pending(folder, pid, None, None))
     return tuple(found)
 
 
@@ -83,12 +86,13 @@ def pending_for(root: Path, address: Address) -> tuple[PendingWrite, ...]:
     return other_removals(root)
 
 
-def _pending(folder: Path, pid: int, address: Address | None) -> PendingWrite:
+def _pending(folder: Path, pid: int, address: Address | None, path: str | None) -> PendingWrite:
     command = (content_of(folder / "cmdline") or "").replace("\0", " ").strip()
     stack = (content_of(folder / "stack") or "").splitlines()[:_STACK_LINES]
     return PendingWrite(
         pid=pid,
         address=address,
+        path=path,
         words=clean(command) or text_of(folder / "comm") or "?",
         state=_state(folder),
         stack=tuple(clean(line.removeprefix("[<0>] ")) for line in stack),
@@ -99,13 +103,6 @@ def _state(folder: Path) -> str | None:
     """After the name, which stands in brackets and may hold brackets itself."""
     rest = (content_of(folder / "stat") or "").rpartition(") ")[2]
     return rest[:1] or None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def _pids(root: Path) -> Iterable[int]:

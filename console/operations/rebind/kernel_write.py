@@ -18,11 +18,11 @@ from typing import Literal
 import msgspec
 
 from console.model.card import Address
-from console.sources.pending_writes import MARK, PendingWrite, own_writes
+from console.sources.pending_writes import PendingWrite, own_writes
 from console.transport.runner import Result, Runner
 
 DEVICES = "/sys/bus/pci/devices"
-DRIVERS = "/sys/bus/pci/drivers"
+BUS = "/sys/bus/pci"
 
 #: Seconds after which a write counts as pending. An idle card gives its driver up within two; a bind may
 #: wait for the card's firmware; the kernel itself waits 65 s for a card that does not come out of a reset.
@@ -60,24 +60,20 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
         return self.outcome == "done"
 
 
-async def write(
-    runner: Runner, path: str, value: str, *, about: Address | Literal[""], deadline: float = QUICK_S
-) -> Written:
-    """Write ``value`` to a file of sysfs. ``about`` is the function concerned, "" when it is none alone.
+async def write(runner: Runner, path: str, value: str, *, deadline: float = QUICK_S) -> Written:
+    """Write ``value`` to a file of sysfs.
 
     Ends within ``deadline`` seconds, and the few that it takes to see whether a helper can be ended.
     """
-    if about and not _ADDRESS.fullmatch(about):
-        raise ValueError(f"not the address of a PCI function: {about!r}")
     # The value goes in by stdin: nothing is interpreted, and dd makes one write of it. Without
     # nocreat a file that is not there would be told as one that must not be written.
-    command = ("env", f"{MARK}={about}", "dd", f"of={path}", "conv=nocreat,notrunc", "status=none")
+    command = ("dd", f"of={path}", "conv=nocreat,notrunc", "status=none")
     result = await runner.run(command, deadline=deadline, stdin=value.encode("ascii"))
     if result.ok:
         return Written(path=path, value=value, outcome="done")
     if result.returncode is not None and result.returncode > 0:
         return Written(path=path, value=value, outcome="refused", error=_error(result), reason=result.reason)
-    left = await _left_behind(runner, path, about)
+    left = await _left_behind(runner, path)
     return Written(
         path=path,
         value=value,
@@ -87,61 +83,59 @@ async def write(
     )
 
 
-async def unbind(runner: Runner, address: Address, *, deadline: float = UNBIND_S) -> Written:
-    """Take its driver from a function. Only of one that nothing holds: else this never returns."""
-    return await write(
-        runner, f"{DEVICES}/{address}/driver/unbind", address, about=address, deadline=deadline
-    )
+async def unbind(runner: Runner, address: Address) -> Written:
+    """Take its driver from a function. Only of one that nothing holds: else the kernel never answers."""
+    return await write(runner, f"{_device(address)}/driver/unbind", address, deadline=UNBIND_S)
 
 
-async def bind(runner: Runner, address: Address, driver: str, *, deadline: float = BIND_S) -> Written:
+async def bind(runner: Runner, address: Address, driver: str) -> Written:
     """Give a function to one driver. Unlike ``drivers_probe`` it says when that did not happen.
 
     EIO and others come from the driver's probe, ENODEV when the driver is not for this function,
     ENOENT when it is not loaded, EBUSY when the function has a driver.
     """
-    return await write(runner, f"{DRIVERS}/{_driver(driver)}/bind", address, about=address, deadline=deadline)
+    # The long way to the driver's folder: the helper's own words then say which function it is about.
+    path = f"{_device(address)}/subsystem/drivers/{_driver(driver)}/bind"
+    return await write(runner, path, address, deadline=BIND_S)
 
 
 async def set_override(runner: Runner, address: Address, driver: str | None) -> Written:
     """Only this driver may take the function; None: any that matches."""
     value = "\n" if driver is None else f"{_driver(driver)}\n"
-    return await write(runner, f"{DEVICES}/{address}/driver_override", value, about=address)
+    return await write(runner, f"{_device(address)}/driver_override", value)
 
 
 async def set_attribute(runner: Runner, address: Address, name: str, value: str) -> Written:
     """A file of the function's own, such as ``power/control``."""
-    return await write(runner, f"{DEVICES}/{address}/{name}", value, about=address)
+    return await write(runner, f"{_device(address)}/{name}", value)
 
 
-async def reset(runner: Runner, address: Address, *, deadline: float = RESET_S) -> Written:
+async def reset(runner: Runner, address: Address) -> Written:
     """Reset the function by the first method that works. ENOTTY when none did."""
-    return await write(runner, f"{DEVICES}/{address}/reset", "1", about=address, deadline=deadline)
+    return await write(runner, f"{_device(address)}/reset", "1", deadline=RESET_S)
 
 
-async def remove(runner: Runner, address: Address, *, deadline: float = UNBIND_S) -> Written:
+async def remove(runner: Runner, address: Address) -> Written:
     """Take the function off the bus, its driver first: as dangerous as ``unbind`` when it is held."""
-    return await write(runner, f"{DEVICES}/{address}/remove", "1", about=address, deadline=deadline)
+    return await write(runner, f"{_device(address)}/remove", "1", deadline=UNBIND_S)
 
 
-async def rescan(runner: Runner, bridge: Address | None = None, *, deadline: float = BIND_S) -> Written:
+async def rescan(runner: Runner, bridge: Address | None = None) -> Written:
     """Look for functions below a bridge, or on every bus, and bind what is found."""
-    path = "/sys/bus/pci/rescan" if bridge is None else f"{DEVICES}/{bridge}/rescan"
-    return await write(runner, path, "1", about=bridge or "", deadline=deadline)
+    path = f"{BUS}/rescan" if bridge is None else f"{_device(bridge)}/rescan"
+    return await write(runner, path, "1", deadline=BIND_S)
 
 
 async def forget_id(runner: Runner, driver: str, vendor: int, device: int) -> Written:
     """Take back an id that ``new_id`` gave a driver. ENODEV when it has none such."""
-    return await write(
-        runner, f"{DRIVERS}/{_driver(driver)}/remove_id", f"{vendor:04x} {device:04x}", about=""
-    )
+    return await write(runner, f"{BUS}/drivers/{_driver(driver)}/remove_id", f"{vendor:04x} {device:04x}")
 
 
-async def _left_behind(runner: Runner, path: str, about: str) -> PendingWrite | None:
+async def _left_behind(runner: Runner, path: str) -> PendingWrite | None:
     """The helper of this write, when it is still there after it was killed."""
     ends = asyncio.get_running_loop().time() + _GONE_S
     while True:
-        helpers = [one for one in own_writes(runner.root, about) if f"of={path}" in one.words]
+        helpers = [one for one in own_writes(runner.root) if one.path == path]
         if not helpers or asyncio.get_running_loop().time() >= ends:
             return helpers[-1] if helpers else None
         await asyncio.sleep(_LOOK_S)
@@ -150,6 +144,12 @@ async def _left_behind(runner: Runner, path: str, about: str) -> PendingWrite | 
 def _error(result: Result) -> str | None:
     """``dd: error writing '…': No such device`` is ENODEV; None for words that are no error of the system."""
     return _NAMES.get(result.reason.rpartition(": ")[2])
+
+
+def _device(address: Address) -> str:
+    if not _ADDRESS.fullmatch(address):
+        raise ValueError(f"not the address of a PCI function: {address!r}")
+    return f"{DEVICES}/{address}"
 
 
 def _driver(name: str) -> str:

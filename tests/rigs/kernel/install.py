@@ -31,7 +31,7 @@ MODULES = (
 )
 
 #: What busybox plays before the host's programs are there.
-APPLETS = ("sh", "mount", "mkdir", "modprobe", "insmod", "sed", "tr", "cut", "ln", "chroot", "poweroff")
+APPLETS = ("sh", "mount", "mkdir", "modprobe", "insmod", "cp", "sed", "tr", "cut", "ln", "chroot", "poweroff")
 
 
 class Installation(NamedTuple):
