@@ -89,8 +89,10 @@ def looked_into(state: State) -> Iterator[sqlite3.Connection | None]:
         address = f"{state.database.absolute().as_uri()}?mode=ro"
         connection = sqlite3.connect(address, timeout=BUSY_S, isolation_level=None, uri=True)
         try:
-            _check(_version(connection), state)
-            yield connection
+            version = _version(connection)
+            _check(version, state)
+            # Version 0: another process has made the file a moment ago, and is about to fill it.
+            yield connection if version else None
         finally:
             connection.close()
     except sqlite3.Error as problem:

@@ -312,7 +312,17 @@ def test_a_load_is_worth_keeping_when_it_was_seen_from_its_start_until_it_was_up
         (msgspec.structs.replace(WELL, phases=()), unit()),
         (msgspec.structs.replace(WELL, invocation=None), unit()),
     ],
-    ids="joined-late another-run start-unknown no-unit never-up crashed cut none no-run".split(),
+    ids=[
+        "joined late",
+        "another run",
+        "start unknown",
+        "no unit",
+        "not up",
+        "crash",
+        "cut",
+        "none",
+        "no run",
+    ],
 )
 def test_what_was_not_seen_whole_is_not(load: LoadProgress, status: UnitStatus | None):
     assert not seen_whole(load, status)

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -185,7 +185,7 @@ def test_of_many_at_the_same_moment_one_begins(state: State, files: Path, tmp_pa
                 code = 0
             except Locked:
                 code = 75
-            except BaseException:
+            except BaseException:  # noqa: BLE001  a child must not go on as a second pytest
                 traceback.print_exc()
             finally:
                 os._exit(code)

@@ -47,6 +47,15 @@ def test_who_what_why_when_and_how_it_ended(state: State) -> None:
     assert state.database.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_database_that_another_process_is_about_to_fill_is_none_yet(state: State) -> None:
+    sqlite3.connect(state.database).close()
+    state.database.touch()
+    assert audit.runs_of(state, FILE.id) == ()
+    assert loads.expected(state, "kimi") is None
+    audit.asked(state, FILE, "forward", FILE.actor, 1000.0)
+    assert len(audit.runs_of(state, FILE.id)) == 1
+
+
 def test_each_run_of_a_job_has_its_own_who(state: State) -> None:
     audit.asked(state, FILE, "forward", FILE.actor, 1000.0)
     audit.began(state, FILE, START)

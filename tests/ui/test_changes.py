@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from console.model.operation import JobView, Plan
+from console.model.operation import JobView, Plan, PlannedStep
 from console.model.site import Site, SwitchTo
 from console.store.lock import Locked
 from console.store.state import StateProblem
@@ -111,6 +111,13 @@ async def test_without_confirm_the_key_alone_does_it_unless_the_checks_forbid_it
         assert isinstance(hands.app.screen, PlanPage) and hands.desk.started == []
         await hands.press("escape", "2")
         assert hands.desk.started == [operations.PLAN]
+    ending = PlannedStep("orphans", "end what else holds the cards: train.py (pid 77120, CT 131)")
+    others = msgspec.structs.replace(operations.PLAN, steps=(ending, *operations.PLAN.steps))
+    async with console(FakeDesk(others, site=site)) as hands:
+        await hands.press("2")
+        assert hands.desk.started == [], "it would end the work of somebody else"
+        await hands.press("y")
+        assert hands.desk.started == [others]
     async with console(FakeDesk(operations.BLOCKED, site=site)) as hands:
         await hands.press("2")
         assert hands.desk.started == [] and "refused" in hands.text()

@@ -10,6 +10,7 @@ from console.model.log import Crash, LoadProgress
 from console.model.snapshot import Snapshot
 from console.model.text import clean
 from console.model.unit import UnitStatus
+from console.model.words import span
 from console.operations.service import world
 from console.operations.service.world import ENDED, SILENCE_S
 from console.operations.step import Context, StepFailed
@@ -202,6 +203,8 @@ class _Follower:
         words = [state.words.lower()]
         if state.detail:
             words.append(state.detail)
+        if state.elapsed_s is not None:
+            words.append(f"{span(state.elapsed_s)} so far")
         words += state.reasons
         self._context.say(clean(", ".join(words)), percent=state.percent, eta_s=state.eta_s)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.rigs.kernel import cases, cards_lab
+from tests.rigs.kernel import cards_lab, cases
 from tests.rigs.kernel.rig import Case
 
 
