@@ -9,17 +9,27 @@ from console.model.rebind.holders import KNOWN, CardHolder, kind_of
 #: Modules that take references of their own on cards, for memory that goes past the processor.
 _DIRECT = ("nvidia_peermem", "gdrdrv", "nvidia_fs")
 
+_LET_GO = "end what holds it, or restart the host; nothing can be written for this card until then"
+
 
 def removal(question: Question) -> Outcome:
     """While a removal waits in the kernel the driver link is gone, and every write to the card waits too."""
+    hanging = {
+        function.pending: slot.address
+        for slot in question.chosen
+        for function in slot.functions
+        if function.pending is not None
+    }
+    if hanging:
+        told = listed([f"{card}: {words} has not returned" for words, card in hanging.items()])
+        return "fail", told, _LET_GO
     bare = [slot for slot in question.chosen if slot.driver is None]
     if not bare:
         return "pass", "every card has a driver", None
     busy = {event.card for event in question.facts.log or () if event.kind in ("busy", "in-use")}
     waiting = [slot.address for slot in bare if slot.address in busy]
     if waiting:
-        remedy = "end what holds it, or restart the host; nothing can be written for this card until then"
-        return "fail", f"{listed(waiting, ', ')}: a removal seems to wait in the kernel", remedy
+        return "fail", f"{listed(waiting, ', ')}: a removal seems to wait in the kernel", _LET_GO
     told = f"no driver has {listed([slot.address for slot in bare], ', ')}"
     return "warn", told, "gpuops doctor tells what was left half way"
 

@@ -1,14 +1,16 @@
 """One look at everything that decides whether cards can change sides: PCI, guests, driver, memory.
 
 Read from /sys, /proc, /run and /etc/pve below a root; no command is run. A look takes a few
-milliseconds, and may wait in the kernel for a card that is being reset: see ``read_apart``.
+milliseconds, and may wait in the kernel for a card that is being reset: see ``read_apart``. Of a card
+whose removal hangs nothing is read that the device's lock guards: that read would never end, and the
+process that made it neither.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from console.model.card import Address
@@ -24,6 +26,7 @@ from console.model.rebind.inventory import (
 from console.model.rebind.screen import firmware_pictures, framebuffer_names
 from console.model.text import clean
 from console.sources.guests import read_guests
+from console.sources.pending_writes import other_removals, own_writes
 from console.sources.source import Apart, Unavailable
 from console.sources.sysfs import content_of, flag_of, link_name, names_in, number_of, text_of
 
@@ -78,10 +81,10 @@ def read_inventory(
         for name in reversed(names)
         if (functions[name].is_gpu or name in named) and not (devices / name / "physfn").exists()
     }
+    whole = {name: function for name, function in functions.items() if name.rpartition(".")[0] in homes}
+    pending = _pending(root, whole)
     full = {
-        name: _function(devices / name, function, wake)
-        for name, function in functions.items()
-        if name.rpartition(".")[0] in homes
+        name: _function(devices / name, function, wake, pending.get(name)) for name, function in whole.items()
     }
     functions.update(full)
     pictures = _pictures(root, devices, names)
@@ -140,8 +143,21 @@ def _plain(folder: Path, address: Address) -> Function:
     )
 
 
-def _function(folder: Path, plain: Function, wake: bool) -> Function:
-    override = text_of(folder / "driver_override")
+def _pending(root: Path, functions: Mapping[Address, Function]) -> dict[Address, str]:
+    """By function, the write that the kernel has not answered, in words.
+
+    The removals of others do not say which device they are about: each function without a driver counts.
+    """
+    found = {one.address: one for one in own_writes(root) if one.address is not None}
+    loose = [name for name, one in functions.items() if one.driver is None and name not in found]
+    others = other_removals(root) if loose else ()
+    if others:
+        found.update(dict.fromkeys(loose, others[0]))
+    return {name: f"pid {one.pid} ({one.words})" for name, one in found.items()}
+
+
+def _function(folder: Path, plain: Function, wake: bool, pending: str | None) -> Function:
+    override = text_of(folder / "driver_override") if pending is None else None
     state = text_of(folder / "power_state")
     return Function(
         address=plain.address,
@@ -156,6 +172,7 @@ def _function(folder: Path, plain: Function, wake: bool) -> Function:
         d3cold_allowed=flag_of(folder / "d3cold_allowed"),
         reset_methods=_words(folder / "reset_method"),
         config_ok=_answers(folder) if wake or state in _AWAKE else None,
+        pending=pending,
     )
 
 
@@ -188,7 +205,7 @@ def _slot(
         minor=int(minor) if minor.isascii() and minor.isdigit() else None,
         boot_vga=flag_of(folder / "boot_vga") is True,
         framebuffer=pictures.get(home),
-        sriov_vfs=number_of(folder / "sriov_numvfs") or 0,
+        sriov_vfs=(number_of(folder / "sriov_numvfs") or 0) if first.pending is None else 0,
         upstream=upstream,
         upstream_reset_methods=()
         if upstream is None

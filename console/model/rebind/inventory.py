@@ -40,6 +40,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     reset_methods: tuple[str, ...] = ()  # in the order the kernel tries them
     config_ok: bool | None = None  # False: the first word of config space is all ones; None: not asked
     is_bridge: bool = False  # it has a bus below it; a group's viability does not count it
+    pending: str | None = None  # the kernel has not answered this write about it; its override is not read
 
     @property
     def is_gpu(self) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 from console.model.card import Address
 from console.model.rebind.inventory import Inventory, Slot, Target, is_vfio
 
-StrandedKind = Literal["dead", "no-driver", "half-group", "override", "reservation", "idle"]
+StrandedKind = Literal["pending", "dead", "no-driver", "half-group", "override", "reservation", "idle"]
 
 #: ``container`` and ``vm``: move it, and what belongs to it, to that side. ``recover``: the ladder for
 #: a card that does not answer. ``override``: clear driver_override. None: nothing for us to do.
@@ -50,6 +50,17 @@ def reconcile(
 
 
 def _of(inventory: Inventory, slot: Slot, container: int | None, home: Target | None) -> Iterator[Stranded]:
+    hanging = next((function.pending for function in slot.functions if function.pending is not None), None)
+    if hanging is not None:
+        yield Stranded(
+            card=slot.address,
+            kind="pending",
+            words=f"pending in the kernel: {hanging} has not returned",
+            repair=None,
+            remedy="end what holds the card, or restart the host; nothing else of it can be done until then",
+            functions=tuple(one.address for one in slot.functions if one.pending is not None),
+        )
+        return
     dead = [function for function in slot.functions if function.config_ok is False]
     if dead:
         yield Stranded(
@@ -73,7 +84,7 @@ def _of(inventory: Inventory, slot: Slot, container: int | None, home: Target | 
         yield Stranded(
             card=slot.address,
             kind="no-driver",
-            words=f"{words}: it was left half way, or its removal still waits in the kernel",
+            words=f"{words}: it was left half way",
             repair=side,
             remedy=move,
             functions=tuple(one.address for one in slot.endpoints if one.driver is None),

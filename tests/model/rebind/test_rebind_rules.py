@@ -196,3 +196,11 @@ def test_framebuffers_have_names():
 def test_any_map_of_memory_is_survived(text: str):
     firmware_pictures(text)
     framebuffer_names(text)
+
+
+def test_a_card_that_waits_in_the_kernel_is_told_as_that_and_nothing_is_proposed():
+    card = changed(slot("41", None), THIRD, pending="pid 88 (dd of=/sys/bus/pci/devices/…/unbind)")
+    (pending,) = reconcile(inventory((slot("01"), card)), container=129)
+    assert (pending.kind, pending.repair, pending.functions) == ("pending", None, (THIRD,))
+    assert "pid 88" in pending.words
+    assert "restart the host" in pending.remedy

@@ -19,7 +19,7 @@ from tests.rigs.kernel.install import Installation
 
 CHECKOUT = Path(__file__).parents[3]
 
-#: Seconds for the boot and all cases. Without hardware virtualisation they take two minutes on two idle cores.
+#: Seconds for the boot and all cases; without hardware virtualisation they take four minutes on two cores.
 BOOT_AND_CASES_S = 900.0
 
 _MEMORY_MIB = 1024
