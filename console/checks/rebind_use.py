@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from console.checks.rebind_cards import Outcome, listed, there
 from console.model.rebind.facts import Question
-from console.model.rebind.holders import KNOWN, CardHolder, kind_of
+from console.model.rebind.holders import KNOWN, CardHolder, is_reader, kind_of
 
 #: Modules that take references of their own on cards, for memory that goes past the processor.
 _DIRECT = ("nvidia_peermem", "gdrdrv", "nvidia_fs")
@@ -70,8 +70,8 @@ def holders(question: Question) -> Outcome:
 
 
 def _let_go(holder: CardHolder) -> str:
-    if holder.own:
-        return f"this console, pid {holder.pid}"
+    if is_reader(holder):
+        return f"gpuops' own reader, pid {holder.pid}"
     if holder.vm is not None:
         return f"VM {holder.vm} is shut down"
     return KNOWN.get(holder.comm[:15], holder.words)

@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from console import __version__
-from console.cli import audit, budget, change, files, jobs, look, profile, smoke
+from console.cli import audit, budget, change, files, jobs, look, profile, rebind, smoke
 from console.cli.shared import (
     EXIT_GOOD,
     FILE,
@@ -113,6 +113,7 @@ for command in (
     change.restart,
     change.stop,
     change.start,
+    rebind.rebind,
 ):
     gpuops.add_command(command)
 

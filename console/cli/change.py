@@ -87,7 +87,7 @@ def switch(
             raise click.UsageError(f"there is no profile {safe(profile)}{hint}")
         return partial(plan_switch, name=profile)
 
-    return _change(given, How(dry_run, yes, no_wait, as_json, note), known)
+    return change(given, How(dry_run, yes, no_wait, as_json, note), known)
 
 
 @click.command()
@@ -97,7 +97,7 @@ def restart(given: Given, dry_run: bool, yes: bool, no_wait: bool, as_json: bool
     """Restart the service as it is. Exit as for switch; there is no way back."""
     from console.operations.service import plan_restart
 
-    return _change(given, How(dry_run, yes, no_wait, as_json, note), lambda profiles: plan_restart)
+    return change(given, How(dry_run, yes, no_wait, as_json, note), lambda profiles: plan_restart)
 
 
 @click.command()
@@ -107,7 +107,7 @@ def stop(given: Given, dry_run: bool, yes: bool, no_wait: bool, as_json: bool, n
     """Stop the service and wait until its cards are free. Exit as for switch."""
     from console.operations.service import plan_stop
 
-    return _change(given, How(dry_run, yes, no_wait, as_json, note), lambda profiles: plan_stop)
+    return change(given, How(dry_run, yes, no_wait, as_json, note), lambda profiles: plan_stop)
 
 
 @click.command()
@@ -117,10 +117,11 @@ def start(given: Given, dry_run: bool, yes: bool, no_wait: bool, as_json: bool, 
     """Start the service as it is and wait until it is ready. Exit as for switch."""
     from console.operations.service import plan_start
 
-    return _change(given, How(dry_run, yes, no_wait, as_json, note), lambda profiles: plan_start)
+    return change(given, How(dry_run, yes, no_wait, as_json, note), lambda profiles: plan_start)
 
 
-def _change(given: Given, how: How, maker: Callable[[ProfileSet], Maker]) -> int:
+def change(given: Given, how: How, maker: Callable[[ProfileSet], Maker]) -> int:
+    """Make the plan, show it, have it confirmed and carried out: the exit status."""
     from console.store.state import state_of
 
     here = find_here(given)
@@ -151,7 +152,7 @@ def _may_change(given: Given, site: Site, how: How) -> None:
     if given.read_only or site.read_only:
         raise Failed("read only: nothing is changed; --dry-run shows the plan")
     if site.simulated is None and os.geteuid() != 0:
-        raise Failed("changing the service needs root: it writes its unit; --dry-run shows the plan")
+        raise Failed("changing the host needs root; --dry-run shows the plan")
     if how.yes:
         return
     if how.as_json:

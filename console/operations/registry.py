@@ -8,7 +8,10 @@ from console.model.operation import Plan
 from console.operations.step import Refused, Step
 
 #: The module of each action. Its ``steps(plan)`` builds the steps from the plan alone, in any process.
-_MODULES = dict.fromkeys(("switch", "restart", "stop", "start"), "console.operations.service")
+_MODULES = {
+    **dict.fromkeys(("switch", "restart", "stop", "start"), "console.operations.service"),
+    **dict.fromkeys(("rebind", "repair", "recover"), "console.operations.rebind"),
+}
 
 
 def steps_of(plan: Plan) -> tuple[Step, ...]:

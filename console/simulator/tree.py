@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
+
 from console.simulator import memory
 from console.simulator.guest_files import container_config, vm_config
 from console.simulator.machine import (
@@ -52,6 +54,25 @@ _LIBRARY = "usr/lib/x86_64-linux-gnu"
 _SYSFS_DEVICES = "sys/bus/pci/devices"
 _SYSFS_DRIVERS = "sys/bus/pci/drivers"
 _GROUPS = "sys/kernel/iommu_groups"
+_VFIO = "sys/class/vfio"
+
+#: Major number of vfio's groups, as the box's /proc/devices has it.
+_VFIO_MAJOR = 510
+
+#: How proc(5) writes the states that the box plays.
+_STATES = {"S": "S (sleeping)", "D": "D (disk sleep)"}
+
+
+class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """What is soldered or plugged in at an address. ``port`` is the one that a card is plugged into."""
+
+    address: str
+    vendor: int
+    device: int
+    class_code: int
+    group: int
+    numa_node: int = 0
+    port: str | None = None
 
 
 class Tree:
@@ -59,6 +80,7 @@ class Tree:
 
     def __init__(self, root: Path, booted_at: float) -> None:
         self.root = root
+        self.functions: dict[str, PciFunction] = {}  # by address, also those that were removed from the bus
         self._booted_at = booted_at
         self._memory: memory.MemoryDirectory | None = None
 
@@ -84,7 +106,10 @@ class Tree:
         self._write(self.root / "sys/bus/pci/rescan", "")
         (self.root / "sys/class/iommu/ivhd0").mkdir(parents=True)
         for address, vendor, device, class_code, driver_name, group in _OTHERS:
-            self._function(address, vendor, device, class_code, driver_name, group)
+            other = PciFunction(
+                address=address, vendor=vendor, device=device, class_code=class_code, group=group
+            )
+            self._function(other, driver_name)
         self.set_boot_vga("0000:62:00.0")
         for card in CARDS:
             self._card(card)
@@ -109,17 +134,36 @@ class Tree:
     # Cards -------------------------------------------------------------------------------------
 
     def _card(self, card: CardSlot) -> None:
-        port = _port(card)
-        self._function(port, 0x1022, 0x14AB, 0x060400, "pcieport", _PORT_GROUPS[card.index], card.numa_node)
-        self._write(self.device(port) / "reset_method", "pm bus\n")
-        self._function(
-            card.address, VENDOR, GPU_DEVICE, GPU_CLASS, "nvidia", card.group, card.numa_node, port
+        port, node = _port(card), card.numa_node
+        bridge = PciFunction(
+            address=port,
+            vendor=0x1022,
+            device=0x14AB,
+            class_code=0x060400,
+            group=_PORT_GROUPS[card.index],
+            numa_node=node,
         )
-        self._function(
-            card.audio, VENDOR, AUDIO_DEVICE, AUDIO_CLASS, "snd_hda_intel", card.group, card.numa_node, port
+        gpu = PciFunction(
+            address=card.address,
+            vendor=VENDOR,
+            device=GPU_DEVICE,
+            class_code=GPU_CLASS,
+            group=card.group,
+            numa_node=node,
+            port=port,
         )
-        gpu = self.device(card.address)
-        self._write(gpu / "boot_vga", "0\n")
+        audio = msgspec.structs.replace(gpu, address=card.audio, device=AUDIO_DEVICE, class_code=AUDIO_CLASS)
+        self._function(bridge, "pcieport")
+        self._function(gpu, "nvidia")
+        self._function(audio, "snd_hda_intel")
+        self.driver_has(card, card.index)
+
+    def driver_has(self, card: CardSlot, minor: int | None) -> None:
+        """What the nvidia driver tells of a card that it has under this minor; None: it has it no more."""
+        folder = self.root / "proc/driver/nvidia/gpus" / card.address
+        if minor is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
         information = (
             f"Model: \t\t {CARD_NAME}\n"
             f"IRQ:   \t\t {181 + 3 * card.index}\n"
@@ -129,58 +173,114 @@ class Tree:
             "DMA Size: \t 52 bits\n"
             "DMA Mask: \t 0xfffffffffffff\n"
             f"Bus Location: \t {card.address}\n"
-            f"Device Minor: \t {card.index}\n"
+            f"Device Minor: \t {minor}\n"
             f"GPU Firmware: \t {DRIVER_VERSION}\n"
             "GPU Excluded:\t No\n"
         )
-        self._write(self.root / "proc/driver/nvidia/gpus" / card.address / "information", information)
+        self._write(folder / "information", information)
 
-    def _function(
-        self,
-        address: str,
-        vendor: int,
-        device: int,
-        class_code: int,
-        driver: str | None,
-        group: int,
-        numa_node: int = 0,
-        port: str | None = None,
-    ) -> None:
-        """``port`` is the one that a card is plugged into: its folder lies in the port's."""
-        card = port is not None
+    def node(self, card: CardSlot) -> str | None:
+        """``/dev/nvidiaN`` of a card, by the driver's own word; None while the driver does not have it."""
+        information = self.root / "proc/driver/nvidia/gpus" / card.address / "information"
+        if not information.is_file():
+            return None
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("Device Minor"):
+                return f"/dev/nvidia{line.split()[-1]}"
+        return None
+
+    def _function(self, function: PciFunction, driver: str | None) -> None:
+        """Its folder lies in that of the port above it."""
+        self.functions[function.address] = function
+        address, port = function.address, function.port
         above = (f"pci{port[:7]}/{port}" if port is not None else f"pci{address[:7]}").rstrip(":")
         place = f"sys/devices/{above}/{address}"
         folder = self.root / place
         folder.mkdir(parents=True)
         self.device(address).symlink_to(os.path.relpath(place, _SYSFS_DEVICES))
-        self._write(folder / "vendor", f"0x{vendor:04x}\n")
-        self._write(folder / "device", f"0x{device:04x}\n")
-        self._write(folder / "class", f"0x{class_code:06x}\n")
-        self._write(folder / "subsystem_vendor", f"0x{vendor:04x}\n")
-        self._write(folder / "subsystem_device", "0x204b\n" if card else "0x0000\n")
+        (folder / "subsystem").symlink_to(os.path.relpath("sys/bus/pci", place))
+        self._write(folder / "vendor", f"0x{function.vendor:04x}\n")
+        self._write(folder / "device", f"0x{function.device:04x}\n")
+        self._write(folder / "class", f"0x{function.class_code:06x}\n")
+        self._write(folder / "subsystem_vendor", f"0x{function.vendor:04x}\n")
+        self._write(folder / "subsystem_device", "0x204b\n" if port is not None else "0x0000\n")
         self._write(folder / "driver_override", "(null)\n")
-        self._write(folder / "numa_node", f"{numa_node}\n")
+        self._write(folder / "numa_node", f"{function.numa_node}\n")
         self._write(folder / "power_state", "D0\n")
         self._write(folder / "enable", "1\n")
         self._write(folder / "d3cold_allowed", "1\n")
         self._write(folder / "power/control", "on\n")
         self._write(folder / "power/runtime_status", "active\n")
-        if card:
+        for name in ("remove", "rescan"):
+            self._write(folder / name, "")
+        bridge = function.class_code >> 8 == 0x0604
+        if port is not None:
             # No bus reset: that is for a function that is alone on its bus (pci.c, pci_parent_bus_reset).
             self._write(folder / "reset_method", "flr\n")
-        speed, width = ("32.0 GT/s PCIe", "16") if card else ("16.0 GT/s PCIe", "8")
+            self._write(folder / "reset", "")
+        elif bridge:
+            self._write(folder / "reset_method", "pm bus\n")
+        if function.class_code >> 8 == 0x0300:
+            self._write(folder / "boot_vga", "0\n")
+        speed, width = ("32.0 GT/s PCIe", "16") if port is not None else ("16.0 GT/s PCIe", "8")
         for side in ("current", "max"):
             self._write(folder / f"{side}_link_speed", f"{speed}\n")
             self._write(folder / f"{side}_link_width", f"{width}\n")
-        (folder / "config").write_bytes(_config(vendor, device, class_code))
-        if class_code >> 8 == 0x0604:
+        (folder / "config").write_bytes(_config(function.vendor, function.device, function.class_code))
+        if bridge:
             (folder / "pci_bus" / f"{address[:5]}{int(address[5:7], 16) + 1:02x}").mkdir(parents=True)
-        members = self.root / _GROUPS / str(group) / "devices"
+        group = str(function.group)
+        members = self.root / _GROUPS / group / "devices"
         members.mkdir(parents=True, exist_ok=True)
         (members / address).symlink_to(os.path.relpath(folder, members))
-        (folder / "iommu_group").symlink_to(os.path.relpath(self.root / _GROUPS / str(group), folder))
+        (folder / "iommu_group").symlink_to(os.path.relpath(self.root / _GROUPS / group, folder))
         if driver is not None:
             self.bind(address, driver)
+
+    def unplug(self, address: str) -> None:
+        """The function goes off the bus; it must have no driver. What it is stays known, for ``plug``."""
+        folder = self.device(address).resolve()
+        group = self.root / _GROUPS / str(self.functions[address].group)
+        (group / "devices" / address).unlink()
+        self.device(address).unlink()
+        shutil.rmtree(folder)
+        if not any((group / "devices").iterdir()):
+            shutil.rmtree(group)
+
+    def plug(self, address: str) -> None:
+        """A function that was removed is found again, without a driver."""
+        self._function(self.functions[address], None)
+
+    def group_file(self, group: int, there: bool) -> None:
+        """``/dev/vfio/GROUP`` comes or goes."""
+        node, entry = self.root / f"dev/vfio/{group}", self.root / _VFIO / str(group)
+        if there:
+            self._write(node, "")
+            self._write(entry / "dev", f"{_VFIO_MAJOR}:{group}\n")
+        else:
+            node.unlink(missing_ok=True)
+            shutil.rmtree(entry, ignore_errors=True)
+
+    def set_value(self, address: str, name: str, value: str) -> None:
+        """A file of the function's own, such as ``power/control``."""
+        self._write(self.device(address) / name, f"{value}\n")
+
+    def value(self, address: str, name: str) -> str:
+        return (self.device(address) / name).read_text(encoding="utf-8").strip()
+
+    def driver(self, address: str) -> str | None:
+        """What the link in the function's folder says."""
+        link = self.device(address) / "driver"
+        return link.readlink().name if link.is_symlink() else None
+
+    def is_open(self, node: str) -> bool:
+        """Whether some process has this device file open."""
+        for process in (self.root / "proc").iterdir():
+            if process.name.isdigit():
+                for entry in (process / "fd").iterdir():
+                    if str(entry.readlink()) == node:
+                        return True
+        return False
 
     def bind(self, address: str, driver: str | None) -> None:
         """Move the driver link of a function; None leaves it bound to nothing."""
@@ -221,8 +321,13 @@ class Tree:
         files: dict[int, str],
         tcp: str | None = None,
         environ: tuple[str, ...] = (),
+        state: str = "S",
+        stack: tuple[str, ...] = (),
     ) -> None:
-        """``files`` are descriptors and what they link to; ``tcp`` is its network namespace's table."""
+        """``files`` are descriptors and what they link to; ``tcp`` is its network namespace's table.
+
+        ``state`` is S or D; ``stack`` are the kernel's functions that it stands in, the innermost first.
+        """
         folder = self.root / "proc" / str(pid)
         comm = name[:15]
         ids = str(pid) if inner is None else f"{pid}\t{inner}"
@@ -233,21 +338,30 @@ class Tree:
         self._write(folder / "cgroup", f"0::{cgroup}\n")
         self._write(
             folder / "status",
-            f"Name:\t{comm}\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t{pid}\nNgid:\t0\nPid:\t{pid}\n"
+            f"Name:\t{comm}\nUmask:\t0022\nState:\t{_STATES[state]}\nTgid:\t{pid}\nNgid:\t0\nPid:\t{pid}\n"
             f"PPid:\t{parent}\nTracerPid:\t0\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nFDSize:\t256\n"
             f"NStgid:\t{ids}\nNSpid:\t{ids}\nNSpgid:\t{ids}\nThreads:\t41\n",
         )
         self._write(
             folder / "stat",
-            f"{pid} ({comm}) S {parent} {pid} {pid} 0 -1 4194560 91 0 0 0 4120 933 0 0 20 0 41 0 {ticks} "
+            f"{pid} ({comm}) {state} {parent} {pid} {pid} 0 -1 4194560 91 0 0 0 4120 933 0 0 20 0 41 0 {ticks} "
             "88212148224 1183220 18446744073709551615 1 1 0 0 0 0 0 16781312 17642 0 0 0 17 3 "
             "0 0 0 0 0 0 0 0 0 0 0 0 0\n",
         )
+        if stack:
+            self._write(folder / "stack", "".join(f"[<0>] {line}\n" for line in stack))
         (folder / "fd").mkdir()
         for number, target in files.items():
             (folder / "fd" / str(number)).symlink_to(target)
         if tcp is not None:
             self._write(folder / "net/tcp", tcp)
+
+    def stand(self, pid: int, state: str, stack: tuple[str, ...]) -> None:
+        """The process now waits there in the kernel."""
+        folder = self.root / "proc" / str(pid)
+        head, _, rest = (folder / "stat").read_text(encoding="ascii").rpartition(") ")
+        self._write(folder / "stat", f"{head}) {state}{rest[1:]}")
+        self._write(folder / "stack", "".join(f"[<0>] {line}\n" for line in stack))
 
     def link_root(self, pid: int, rootfs: Path) -> None:
         """``/proc/PID/root`` of a process with its own root."""
@@ -310,7 +424,8 @@ class Tree:
         self._write(self.root / "proc/loadavg", "9.41 8.87 8.32 12/3120 901233\n")
         self._write(
             self.root / "proc/devices",
-            "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n507 nvidia-uvm\n508 nvidia-caps\n",
+            "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n507 nvidia-uvm\n508 nvidia-caps\n"
+            f"{_VFIO_MAJOR} vfio\n",
         )
         (self.root / "run/qemu-server").mkdir(parents=True)
         nodes = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", *(f"nvidia{card.index}" for card in CARDS))

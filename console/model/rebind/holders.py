@@ -85,9 +85,18 @@ class HolderScan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(holder for holder in self.holders if card in holder.cards)
 
 
+#: What reads NVML for a console, in whatever process of gpuops: it ends by itself when cards are moved.
+_READER = "/sources/nvml_worker.py"
+
+
+def is_reader(holder: CardHolder) -> bool:
+    """Whether it is the NVML process of a gpuops, ours or another's."""
+    return holder.own or _READER in holder.name
+
+
 def kind_of(holder: CardHolder, *, container: int | None, unit: str, vm: int | None) -> HolderKind:
     """How a plan deals with it; ``container``, ``unit`` and ``vm`` are the site's."""
-    if holder.own:
+    if is_reader(holder):
         return "console"
     if holder.vm is not None and holder.vm == vm:
         return "vm"

@@ -18,6 +18,7 @@ from console.operations.rebind.functions import (
     reset_card,
     restore_power,
 )
+from console.operations.rebind.world import release_own
 from console.operations.step import Context, Step, StepFailed
 from console.sources.sysfs import content_of, link_name, names_in
 
@@ -42,6 +43,7 @@ class ToVfio(Step):
         return await _placed(context, self._move, self._move.on_vfio(), guarded=True)
 
     async def do(self, context: Context) -> None:
+        await release_own(context)
         # The GPU last: while it has its driver, nothing is lost that cannot be had back at once.
         await place(context, self._move, _others_first(self._move, self._move.on_vfio()))
 
@@ -70,6 +72,7 @@ class ToHost(Step):
         return await _placed(context, self._move, self._move.on_host())
 
     async def do(self, context: Context) -> None:
+        await release_own(context)
         await _to_host(context, self._move, self._move.on_host())
 
     async def verify(self, context: Context) -> str:
@@ -115,6 +118,7 @@ def minor_of(context: Context, address: Address) -> int | None:
 
 async def _back(context: Context, move: CardMove) -> str:
     """As it was when the plan was made."""
+    await release_own(context)
     before = move.before()
     if is_vfio(before[move.address]):
         await place(context, move, _others_first(move, before))

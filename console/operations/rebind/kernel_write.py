@@ -126,6 +126,17 @@ async def rescan(runner: Runner, bridge: Address | None = None) -> Written:
     return await write(runner, path, "1", deadline=BIND_S)
 
 
+async def reset_bus(runner: Runner, port: Address) -> Written:
+    """Reset the bus below a port, and with it everything that is plugged into it.
+
+    Since Linux 6.13 a port has a file for that; before, its own reset does it where ``bus`` is its method.
+    """
+    name = "reset_subordinate"
+    if not (runner.root / f"{_device(port)}/{name}".removeprefix("/")).exists():
+        name = "reset"
+    return await write(runner, f"{_device(port)}/{name}", "1", deadline=RESET_S)
+
+
 async def forget_id(runner: Runner, driver: str, vendor: int, device: int) -> Written:
     """Take back an id that ``new_id`` gave a driver. ENODEV when it has none such."""
     return await write(runner, f"{BUS}/drivers/{_driver(driver)}/remove_id", f"{vendor:04x} {device:04x}")

@@ -6,7 +6,13 @@ builds the steps from a plan alone, in any process.
 
 from __future__ import annotations
 
-from console.operations.service.plans import plan_restart, plan_start, plan_stop, plan_switch
+from console.operations.service.plans import (
+    plan_restart,
+    plan_start,
+    plan_stop,
+    plan_switch,
+    service_as_it_is,
+)
 from console.operations.service.route import steps
 
-__all__ = ["plan_restart", "plan_start", "plan_stop", "plan_switch", "steps"]
+__all__ = ["plan_restart", "plan_start", "plan_stop", "plan_switch", "service_as_it_is", "steps"]

@@ -176,6 +176,15 @@ async def plan_start(context: Context) -> Plan:
     return _plan(context, "start", title, world.files.unit, request, [*findings, *more], costs)
 
 
+async def service_as_it_is(context: Context) -> tuple[ServiceRequest, UnitStatus]:
+    """The service, for a plan that stops and starts it and leaves its unit alone. Refused as the others."""
+    world = await _look(context)
+    _need_unit(world)
+    owner = preflight.service_owner(context)
+    cards = preflight.cards_for(world.active, preflight.usable_cards(world.snapshot, owner))
+    return _same_unit(world, tuple(card.pci.address for card in cards), ()), world.unit
+
+
 # Parts -----------------------------------------------------------------------------------------
 
 

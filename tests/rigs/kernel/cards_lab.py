@@ -383,8 +383,14 @@ def _context(at: Callable[[], None]) -> Callable[..., Any]:
 
 def context(runner: LocalRunner | None = None, state: State | None = None) -> Context:
     """The host alone: these steps look at nothing else."""
+
+    async def pause(reason: str) -> None:
+        """Nothing here reads NVML."""
+
+    nvml = SimpleNamespace(pause=pause)
     monitor: Any = SimpleNamespace(
-        sources=SimpleNamespace(host=runner or LocalRunner()), snapshot=lambda: SimpleNamespace(profile=None)
+        sources=SimpleNamespace(host=runner or LocalRunner(), nvml=nvml),
+        snapshot=lambda: SimpleNamespace(profile=None),
     )
     return Context(
         site=Site(),
