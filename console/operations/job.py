@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from console.model.profile import Profile
 from console.model.site import Site
 from console.operations.context import opened
 from console.operations.engine import carry_out
+from console.operations.kernel_lines import kept
 from console.operations.registry import steps_of
 from console.operations.step import Context, Refused, Step
 from console.store import audit, loads
@@ -50,9 +51,24 @@ class Opened(Protocol):
 
 StepsOf = Callable[[Plan], tuple[Step, ...]]
 
+#: What goes on beside a job's steps and writes to its journal, too.
+Beside = Callable[[Context, Journal], AbstractAsyncContextManager[None]]
+
+
+@contextlib.asynccontextmanager
+async def _alone(context: Context, journal: Journal) -> AsyncIterator[None]:
+    yield
+
 
 async def run_job(
-    state: State, job: str, direction: Direction, *, steps_of: StepsOf, opened: Opened, journal: Journal
+    state: State,
+    job: str,
+    direction: Direction,
+    *,
+    steps_of: StepsOf,
+    opened: Opened,
+    journal: Journal,
+    beside: Beside = _alone,
 ) -> JobEnd:
     """Carry the job on under the host's lock, which the caller holds, and record it.
 
@@ -63,7 +79,7 @@ async def run_job(
     journal.append(start)
     with _noting(journal, "the audit trail does not have this run"):
         audit.began(state, file, start)
-    end = await _carried_out(state, file, direction, steps_of, opened, journal)
+    end = await _carried_out(state, file, direction, steps_of, opened, journal, beside)
     with _noting(journal, "the audit trail does not have how this run ended"):
         audit.ended(state, job, end)
     return end
@@ -76,6 +92,7 @@ async def _carried_out(
     steps_of: StepsOf,
     opened: Opened,
     journal: Journal,
+    beside: Beside,
 ) -> JobEnd:
     try:
         site = read_site(state, file.id)
@@ -85,7 +102,8 @@ async def _carried_out(
     except Exception as defect:  # noqa: BLE001  told to whoever follows, who would else only see it vanish
         return _refused(journal, f"defect: the steps cannot be built: {type(defect).__name__}: {defect}")
     async with opened(site.site, site.profiles, state=state) as context:
-        end = await carry_out(context, steps, journal, direction)
+        async with beside(context, journal):
+            end = await carry_out(context, steps, journal, direction)
         if end.outcome == "done":
             _record_load(context, journal)
         return end
@@ -134,6 +152,7 @@ def carry_on(
     steps_of: StepsOf,
     opened: Opened,
     open_journal: Callable[[Path], Journal] = Journal,
+    beside: Beside = _alone,
 ) -> int:
     """The whole life of a job's process: its exit status. It has said in the journal how it ended."""
     file = read_job(state, job)
@@ -144,7 +163,7 @@ def carry_on(
         with hold(state, holder, wait_s=LOCK_WAIT_S):
             journal = open_journal(journal_path(state, job))
             try:
-                return _run(state, job, direction, steps_of, opened, journal)
+                return _run(state, job, direction, steps_of, opened, journal, beside)
             finally:
                 journal.close()
     except Locked as locked:
@@ -155,14 +174,22 @@ def carry_on(
 
 
 def _run(
-    state: State, job: str, direction: Direction, steps_of: StepsOf, opened: Opened, journal: Journal
+    state: State,
+    job: str,
+    direction: Direction,
+    steps_of: StepsOf,
+    opened: Opened,
+    journal: Journal,
+    beside: Beside,
 ) -> int:
     async def work() -> JobEnd:
         task = asyncio.current_task()
         assert task is not None
         for number in (signal.SIGTERM, signal.SIGINT):  # the job stays as it stands, and can go on later
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        return await run_job(state, job, direction, steps_of=steps_of, opened=opened, journal=journal)
+        return await run_job(
+            state, job, direction, steps_of=steps_of, opened=opened, journal=journal, beside=beside
+        )
 
     try:
         end = run(work())
@@ -187,7 +214,13 @@ def _say_interrupted(journal: Journal) -> None:
         journal.append(Progress(at=time.time(), step=step, words=words))
 
 
-def main(arguments: list[str] | None = None, *, steps_of: StepsOf = steps_of, opened: Opened = opened) -> int:
+def main(
+    arguments: list[str] | None = None,
+    *,
+    steps_of: StepsOf = steps_of,
+    opened: Opened = opened,
+    beside: Beside = _alone,
+) -> int:
     """``python -P -m console.operations.job --state DIR --job ID --direction forward|resume|rollback``."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="gpuops-job", description=__doc__)
@@ -196,13 +229,15 @@ def main(arguments: list[str] | None = None, *, steps_of: StepsOf = steps_of, op
     parser.add_argument("--direction", choices=("forward", "resume", "rollback"), required=True)
     given = parser.parse_args(arguments)
     try:
-        return carry_on(State(given.state), given.job, given.direction, steps_of=steps_of, opened=opened)
+        return carry_on(
+            State(given.state), given.job, given.direction, steps_of=steps_of, opened=opened, beside=beside
+        )
     except StateProblem as problem:
         print(f"gpuops: {problem}", file=sys.stderr)
         return EXIT_REFUSED
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(beside=kept)
     sys.stderr.flush()
     os._exit(code)  # a thread that waits in the kernel for a card must not keep us
