@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -88,7 +89,19 @@ class WebServer:
 
     async def open(self, port: int) -> int:
         """Bind and listen; the port in use. OSError (EADDRINUSE) when it is taken."""
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, backlog=2048)
+        # Bound and kept before the first wait: an open that is cancelled half way leaves no listener
+        # behind that ``close`` does not know, and that keeps the port from the next run.
+        listener = socket.socket()
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            self._server = await asyncio.start_server(
+                self._connected, sock=listener, backlog=2048, start_serving=False
+            )
+        except BaseException:
+            listener.close()
+            raise
+        await self._server.start_serving()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 

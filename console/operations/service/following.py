@@ -34,12 +34,17 @@ _SERVES = frozenset({"ready", "busy", "degraded"})
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has to come to. ``profile`` is its name, by which loads of the past are known."""
+    """What a run has to come to. ``profile`` is its name, by which loads of the past are known.
+
+    ``before`` is the invocation that the unit had before its start was asked for: what is read of
+    that one was asked too early, and says nothing of the run that is followed. None: there was none.
+    """
 
     unit: str
     profile: str | None
     served_name: str | None
     limit_s: float
+    before: str | None = None
 
 
 async def follow_to_ready(context: Context, wanted: Followed) -> str:
@@ -62,11 +67,12 @@ class _Follower:
     def __init__(self, context: Context, wanted: Followed) -> None:
         self._context = context
         self._wanted = wanted
-        self._began = self._heard = context.clock()
+        self._began = self._heard = self._met = context.clock()
         self._began_wall = context.wall_clock()
         self._invocation: str | None = None
         self._started_at: float | None = None  # Unix seconds, of the unit's main process
         self._hung_since: float | None = None
+        self._doubt: UnitStatus | None = None  # the last look, where it showed a run that is over
         self._lacks = "the unit has not been read yet"
 
     @property
@@ -74,9 +80,10 @@ class _Follower:
         return self._context.clock() - self._began > self._wanted.limit_s
 
     async def look(self) -> UnitStatus | None:
-        """The unit, still in the run that is followed; None when systemctl gave no answer.
+        """The unit, still in the run that is followed; None when this look does not tell.
 
-        StepFailed when that run is over.
+        That is when systemctl gives no answer, when the answer is of the run before, and the first
+        time that the run looks dead. StepFailed when two looks in a row say that it is over.
         """
         context = self._context
         try:
@@ -85,19 +92,29 @@ class _Follower:
             if context.clock() - self._heard > SILENCE_S:
                 raise StepFailed(f"systemctl does not answer for a minute: {problem}") from None
             return None
-        self._heard = context.clock()
-        if self._invocation is None and unit.active_state not in ENDED:
+        now = self._heard = context.clock()
+        if self._is_before(unit.invocation_id):
+            if now - self._met > SILENCE_S:
+                raise StepFailed(
+                    f"{unit.id} was not started: for a minute systemctl tells of the run before only, "
+                    f"which is {unit.active_state}"
+                )
+            context.say("waiting for the first word of the new run")
+            return None
+        self._met = now
+        doubt, self._doubt = self._doubt, None
+        if self._is_over(unit, doubt):
+            if doubt is None:
+                self._doubt = unit  # what comes next agrees, or shows that this look came too early
+                return None
+            raise await self._over(doubt, unit)
+        if self._invocation is None:
             self._invocation, self._started_at = unit.invocation_id, unit.started_at
-        again = self._invocation is not None and unit.invocation_id not in (None, self._invocation)
-        if unit.active_state in ENDED or again or unit.sub_state.startswith("auto-restart"):
-            raise await self._over(unit)
-        if unit.active_state == "deactivating" and unit.result == "success":
-            raise StepFailed(f"somebody stopped {unit.id} while it was loading")
         snapshot = context.monitor.snapshot()
         if self._is_ours(snapshot):
             # Its own lines say that it died. The unit itself may go on for a while: workers die first.
             if snapshot.state.name in ("crashed", "crash-looping") and self._crash() is not None:
-                raise await self._over(unit)
+                raise await self._over(unit, unit)
             self._note_hung(snapshot)
         self._tell(snapshot)
         return unit
@@ -157,6 +174,20 @@ class _Follower:
         seen = snapshot.unit.value
         return seen is not None and self._invocation is not None and seen.invocation_id == self._invocation
 
+    def _is_over(self, unit: UnitStatus, doubt: UnitStatus | None) -> bool:
+        """Whether this look shows the run ended, ending or followed by another.
+
+        ``doubt`` is a look that showed the same just before. Where the run had not been seen alive
+        by then, another one now is what was started, unless systemd counts a restart between them.
+        """
+        if unit.active_state in ENDED or unit.sub_state.startswith("auto-restart"):
+            return True
+        if unit.active_state == "deactivating" and unit.result == "success":
+            return True
+        if self._invocation is not None:
+            return unit.invocation_id not in (None, self._invocation)
+        return doubt is not None and _restarted(doubt, unit)
+
     def _note_hung(self, snapshot: Snapshot) -> None:
         now = self._context.clock()
         if snapshot.state.name != "hung":
@@ -166,8 +197,15 @@ class _Follower:
         elif now - self._hung_since > HUNG_S:
             raise StepFailed(f"hung: {'; '.join(snapshot.state.reasons)}", _last_lines(snapshot))
 
-    async def _over(self, unit: UnitStatus) -> StepFailed:
-        """Why the run ended: the root cause in the engine's own lines, else what systemd says."""
+    async def _over(self, first: UnitStatus, unit: UnitStatus) -> StepFailed:
+        """Why the run ended: the root cause in the engine's own lines, else what systemd says.
+
+        ``first`` and ``unit`` are the two looks that agree on it, in their order.
+        """
+        if first.active_state == "deactivating" and unit.result == first.result == "success":
+            return StepFailed(f"somebody stopped {unit.id} while it was loading")
+        if self._invocation is None:  # it died before it was ever seen alive
+            self._invocation = first.invocation_id
         ends = self._context.clock() + LINES_S
         crash = self._crash()
         while crash is None and self._context.clock() < ends:
@@ -176,11 +214,13 @@ class _Follower:
         if crash is not None:
             remedy = f" ({crash.remedy})" if crash.remedy else ""
             return StepFailed(f"the engine died: {crash.reason}{remedy}", crash.lines)
-        status = "" if unit.exit_status is None else f", exit status {unit.exit_status}"
-        if unit.result == "success" and unit.active_state == "inactive":
+        # A run that followed it says nothing of how it ended.
+        told = first if first.result != "success" else unit
+        status = "" if told.exit_status is None else f", exit status {told.exit_status}"
+        if told.result == "success" and told.active_state == "inactive":
             return StepFailed(f"{unit.id} was stopped while it was loading{status}")
         return StepFailed(
-            f"{unit.id} ended while it was loading: {unit.active_state}, result {unit.result}{status}",
+            f"{unit.id} ended while it was loading: {_how(told, unit)}{status}",
             _last_lines(self._context.monitor.snapshot()),
         )
 
@@ -189,8 +229,16 @@ class _Follower:
         load = self._context.monitor.load
         seen: list[LoadProgress] = [one for one in (load.progress, load.previous) if one is not None]
         own = [one.crash for one in seen if one.crash and one.invocation == self._invocation]
-        later = [one.crash for one in seen if one.crash and one.crash.at >= self._began_wall - 1.0]
+        later = [
+            one.crash
+            for one in seen
+            if one.crash and one.crash.at >= self._began_wall - 1.0 and not self._is_before(one.invocation)
+        ]
         return next(iter((*own, *later)), None)
+
+    def _is_before(self, invocation: str | None) -> bool:
+        """Whether this is the run before the start, whose death is no news of the one that is followed."""
+        return invocation is not None and invocation == self._wanted.before
 
     def _tell(self, snapshot: Snapshot) -> None:
         if not self._is_ours(snapshot):
@@ -213,6 +261,19 @@ class _Follower:
         if self._started_at is not None:
             took = f" {max(0.0, self._context.wall_clock() - self._started_at):.0f} s after its start"
         return f"ready{took}: serves {names}, the unit owns the port, /health 200 in {seconds:.1f} s"
+
+
+def _restarted(first: UnitStatus, then: UnitStatus) -> bool:
+    """Whether systemd itself began another run between two looks."""
+    return first.restarts is not None and then.restarts is not None and then.restarts > first.restarts
+
+
+def _how(told: UnitStatus, now: UnitStatus) -> str:
+    """How a run ended in systemd's words; ``now`` is the latest look, which may show another run."""
+    if told.active_state in world.RUNNING and not told.sub_state.startswith("auto-restart"):
+        count = f" (restart {now.restarts})" if now.restarts else ""
+        return f"another run has taken its place{count}"
+    return f"{told.active_state}, result {told.result}"
 
 
 def port_of(url: str) -> int:

@@ -11,6 +11,7 @@ from console.model.card import CardView, Holder, Owner
 from console.model.finding import Finding, Verdict
 from console.model.kv_arguments import read_arguments
 from console.model.profile import Profile
+from console.model.site import Site
 from console.model.snapshot import Snapshot
 from console.model.text import clean
 from console.operations.service.following import port_of
@@ -260,7 +261,17 @@ async def flag_findings(context: Context, profile: Profile, python: str | None) 
     """The flags against the installed SGLang, each with its place in the remedy."""
     from console.checks.flags import validate_profile
 
-    return list(await validate_profile(profile, context.service, context.state, python=python))
+    path = await asyncio.to_thread(_file_of, context.site, profile)
+    return list(await validate_profile(profile, context.service, context.state, python=python, path=path))
+
+
+def _file_of(site: Site, profile: Profile) -> str | None:
+    """The file that holds this very profile, for the places in it; None when it is in none of the site's."""
+    from console.sources.here import profiles_of
+
+    known = profiles_of(site, None)
+    # Another file, or a later text, may have the name: its lines would mislead.
+    return known.paths.get(profile.name) if known.named(profile.name) == profile else None
 
 
 async def memory_findings(

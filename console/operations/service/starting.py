@@ -46,7 +46,7 @@ class Start(Step):
 
     async def done(self, context: Context) -> str | None:
         unit = await unit_now(context)
-        if unit.sub_state.startswith("auto-restart") or not await is_new_run(context, self._request, unit):
+        if not _runs(unit) or not await is_new_run(context, self._request, unit):
             return None
         return f"{unit.id} is {unit.active_state}, pid {unit.main_pid}"
 
@@ -66,16 +66,22 @@ class Start(Step):
         unit = await unit_now(context)
         if request.replaces and await file_now(context, request) != request.new_text:
             return "what runs is not the new profile"
-        if unit.active_state not in ENDED or unit.tasks:
+        # A start that is queued only has not taken hold yet: a stop takes it back.
+        if unit.active_state not in ENDED or unit.tasks or unit.job:
             await systemctl(context, "stop", "--no-block", "--", request.unit)
         ended = await wait_inactive(context, request)
         return f"{ended}; {await wait_cards_free(context, request, FREE_S)}"
 
 
-async def start(context: Context, request: ServiceRequest) -> None:
-    """Start the unit, whatever kept it from starting before, and wait until its program runs. StepFailed."""
+async def start(context: Context, request: ServiceRequest) -> str | None:
+    """Start the unit, whatever kept it from starting before, and wait until its program runs. StepFailed.
+
+    Returns the invocation that the unit had before: what is read of that one was asked for too early.
+    """
     unit = await unit_now(context)
     before = unit.invocation_id
+    if _runs(unit) and before != request.invocation:
+        return None  # a start that was asked for earlier took hold just now: there is no other to wait for
     if unit.load_state != "loaded":
         raise StepFailed(f"{request.unit} cannot be started: it is {unit.load_state}")
     # The count of starts that systemd remembers is that of the run before.
@@ -90,6 +96,11 @@ async def start(context: Context, request: ServiceRequest) -> None:
         raise StepFailed(
             f"{request.unit} was not started within {EXECUTE_S:.0f} s: it is {unit.active_state}"
         )
+    return before
+
+
+def _runs(unit: UnitStatus) -> bool:
+    return unit.active_state in RUNNING and not unit.sub_state.startswith("auto-restart")
 
 
 class Ready(Step):
@@ -109,7 +120,8 @@ class Ready(Step):
         """Waiting is all there is to do."""
 
     async def verify(self, context: Context) -> str:
-        return await follow_to_ready(context, followed(self._request, self._request.new))
+        request = self._request
+        return await follow_to_ready(context, followed(request, request.new, before=request.invocation))
 
 
 class Smoke(Step):
@@ -164,13 +176,14 @@ def _any_passed(found: tuple[Finding, ...]) -> bool:
     return any(one.verdict == "pass" for one in found)
 
 
-def followed(request: ServiceRequest, profile: Profile | None) -> Followed:
-    """What a load has to come to."""
+def followed(request: ServiceRequest, profile: Profile | None, *, before: str | None = None) -> Followed:
+    """What a load has to come to. ``before`` is the invocation that the unit had before its start."""
     return Followed(
         unit=request.unit,
         profile=profile.name if profile is not None else None,
         served_name=profile.served_name if profile is not None else None,
         limit_s=ready_limit(profile),
+        before=before,
     )
 
 
@@ -188,11 +201,12 @@ async def bring_back(context: Context, request: ServiceRequest, only: tuple[str,
     if text != request.old_text:
         raise StepFailed(f"{request.path} is not what it was: {request.unit} is not started")
     unit = await unit_now(context)
-    if unit.active_state == "deactivating" or unit.sub_state.startswith("auto-restart"):
+    # "active" with a job: a stop is queued, such as that of a job that died just after it.
+    going = unit.active_state == "deactivating" or (unit.active_state == "active" and unit.job is not None)
+    if going or unit.sub_state.startswith("auto-restart"):
         await systemctl(context, "stop", "--no-block", "--", request.unit)
         await wait_inactive(context, request)
         unit = await unit_now(context)
-    if unit.active_state not in RUNNING:
-        await start(context, request)
-    ready = await follow_to_ready(context, followed(request, request.old))
+    before = None if unit.active_state in RUNNING else await start(context, request)
+    ready = await follow_to_ready(context, followed(request, request.old, before=before))
     return f"{ready}; {await ask_questions(context, request.old, only)}"

@@ -49,6 +49,7 @@ async def wait_for_unit(
 ) -> UnitStatus | None:
     """Look until ``holds``; the unit then, or None after ``seconds``.
 
+    Every look is asked for after this call, never the monitor's own, which may be older.
     StepFailed when systemctl is silent for a minute.
     """
     ends = context.clock() + seconds
