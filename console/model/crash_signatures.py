@@ -125,7 +125,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "bad-weights",
         3,
         r"SafetensorError|Repository ?Not ?Found|LocalEntryNotFoundError|HFValidationError"
-        r"|does not appear to have a file named|Cannot find any model weights"
+        r"|does not appear to have a file named|Cannot find any model weights|is not a valid JSON file"
         r"|No such file or directory: .*(?:safetensors|config\.json)",
         "Check --model-path: the folder is missing, incomplete or damaged.",
     ),

@@ -84,8 +84,7 @@ async def start(context: Context, request: ServiceRequest) -> str | None:
         return None  # a start that was asked for earlier took hold just now: there is no other to wait for
     if unit.load_state != "loaded":
         raise StepFailed(f"{request.unit} cannot be started: it is {unit.load_state}")
-    # The count of starts that systemd remembers is that of the run before.
-    await systemctl(context, "reset-failed", "--", request.unit)
+    await _forget_starts(context, request)
     await systemctl(context, "start", "--no-block", "--", request.unit)
 
     async def begun(found: UnitStatus) -> bool:
@@ -101,6 +100,17 @@ async def start(context: Context, request: ServiceRequest) -> str | None:
 
 def _runs(unit: UnitStatus) -> bool:
     return unit.active_state in RUNNING and not unit.sub_state.startswith("auto-restart")
+
+
+async def _forget_starts(context: Context, request: ServiceRequest) -> None:
+    """The count of starts that systemd remembers is that of the run before. StepFailed."""
+    try:
+        await systemctl(context, "reset-failed", "--", request.unit)
+    except StepFailed as failed:
+        # A unit that has ended and is disabled, or was just written, nothing holds in systemd's memory: it
+        # has no count. Its show loads it for a moment only (systemd.unit(5), "garbage collected").
+        if "not loaded" not in str(failed):
+            raise
 
 
 class Ready(Step):
