@@ -163,18 +163,28 @@ def _finding_lines(finding: Finding, took: float) -> tuple[Line, ...]:
     time_told = "" if finding.verdict == "skipped" else latency(took)
     head = f"{mark:<5}{finding.title:<{_TITLE}}{time_told:>6}  "
     indent = " " * len(head)
-    wrapped = textwrap.wrap(summary(finding), _WIDTH, initial_indent=head, subsequent_indent=indent)
+    wrapped = textwrap.wrap(
+        summary(finding), _WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False
+    )
     lines = [Line(line, "plain" if tone == "good" else tone) for line in wrapped or [head]]
     if finding.verdict in ("pass", "skipped"):
         return tuple(lines)
     if finding.remedy is not None:
         arrow = " " * (len(head) - 2) + "> "
-        wrapped = textwrap.wrap(finding.remedy, _WIDTH, initial_indent=arrow, subsequent_indent=indent)
+        wrapped = textwrap.wrap(
+            finding.remedy, _WIDTH, initial_indent=arrow, subsequent_indent=indent, break_on_hyphens=False
+        )
         lines += [Line(line) for line in wrapped]
     for detail in finding.evidence.split("\n")[1:]:
         # The whole of it is in --json; here the lines of the checks must stay in sight.
         wrapped = textwrap.wrap(
-            detail, _WIDTH, initial_indent=" " * 5, subsequent_indent=" " * 7, max_lines=3, placeholder=" …"
+            detail,
+            _WIDTH,
+            initial_indent=" " * 5,
+            subsequent_indent=" " * 7,
+            max_lines=3,
+            placeholder=" …",
+            break_on_hyphens=False,
         )
         lines += [Line(line, "dim") for line in wrapped]
     return tuple(lines)
@@ -197,4 +207,4 @@ def _sentence(found: tuple[Finding, ...]) -> tuple[Line, ...]:
     text = f"{'; '.join(told)}." if told else f"All {asked} checks passed."
     if titles["skipped"]:
         text += f" Skipped: {', '.join(titles['skipped'])}."
-    return (Line(""), *(Line(line, tone) for line in textwrap.wrap(text, _WIDTH)))
+    return (Line(""), *(Line(line, tone) for line in textwrap.wrap(text, _WIDTH, break_on_hyphens=False)))

@@ -53,7 +53,10 @@ def audit_document(found: Audit) -> dict[str, Any]:
 
 def audit_lines(found: Audit) -> tuple[Line, ...]:
     """For a person: the answer, the findings, then every flag and variable."""
-    head = [Line(text, _TONES[found.verdict]) for text in textwrap.wrap(found.answer, WIDTH)]
+    head = [
+        Line(text, _TONES[found.verdict])
+        for text in textwrap.wrap(found.answer, WIDTH, break_on_hyphens=False)
+    ]
     lines = [*head, Line(""), *finding_lines(found.findings)]
     if found.items:
         lines += [Line(""), *_table(found.items)]
@@ -72,7 +75,9 @@ def _table(items: tuple[Item, ...]) -> Iterator[Line]:
             yield Line(head, tone)
             yield from (
                 Line(text, tone)
-                for text in textwrap.wrap(remark, WIDTH, initial_indent="    ", subsequent_indent="    ")
+                for text in textwrap.wrap(
+                    remark, WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+                )
             )
 
 

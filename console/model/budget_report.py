@@ -109,5 +109,5 @@ def cell_words(budget: Budget) -> str:
 
 
 def _wrapped(text: str, tone: str = "plain") -> Iterator[Line]:
-    for line in textwrap.wrap(text, WIDTH):
+    for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False):
         yield Line(line, "dim" if tone == "dim" else "plain")

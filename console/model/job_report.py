@@ -180,5 +180,7 @@ def progress_words(progress: Progress) -> str:
 
 def wrapped(text: str, head: str, tone: Tone = "plain") -> Iterator[Line]:
     indent = " " * len(head)
-    for line in textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=indent) or [head.rstrip()]:
+    for line in textwrap.wrap(
+        text, WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False
+    ) or [head.rstrip()]:
         yield Line(line, tone)

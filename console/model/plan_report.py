@@ -79,7 +79,9 @@ def _heading(text: str) -> Iterator[Line]:
 
 
 def _wrapped(text: str, indent: str, tone: Tone = "plain") -> Iterator[Line]:
-    for line in textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent)):
+    for line in textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_on_hyphens=False
+    ):
         yield Line(line, tone)
 
 

@@ -310,7 +310,9 @@ def _old(word: SourceWord) -> bool:
 
 def _wrapped(text: str, mark: str, tone: Tone) -> Iterator[Line]:
     indent = " " * len(mark)
-    for line in textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=indent):
+    for line in textwrap.wrap(
+        text, WIDTH, initial_indent=mark, subsequent_indent=indent, break_on_hyphens=False
+    ):
         yield Line(line, tone)
 
 
@@ -336,11 +338,15 @@ def finding_lines(findings: tuple[Finding, ...]) -> tuple[Line, ...]:
         mark, tone = MARKS[finding.verdict]
         head = f"{mark:<5}{finding.title}"
         text = f"{head}: {finding.evidence}" if finding.evidence else head
-        wrapped = textwrap.wrap(text, WIDTH, subsequent_indent=" " * 7)
+        wrapped = textwrap.wrap(text, WIDTH, subsequent_indent=" " * 7, break_on_hyphens=False)
         lines += [Line(line, "plain" if tone == "good" else tone) for line in wrapped]
         if finding.remedy is not None and finding.verdict != "pass":
             wrapped = textwrap.wrap(
-                finding.remedy, WIDTH, initial_indent="     > ", subsequent_indent=" " * 7
+                finding.remedy,
+                WIDTH,
+                initial_indent="     > ",
+                subsequent_indent=" " * 7,
+                break_on_hyphens=False,
             )
             lines += [Line(line) for line in wrapped]
     counts = Counter(finding.verdict for finding in findings)

@@ -326,7 +326,7 @@ def _reasons(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Row]:
     for reason in snapshot.state.reasons:
         sign, colour = (glyphs.remedy, "accent") if severe and reason == remedy else (mark, role)
         # What killed the engine, and what to do, are read whole; anything else is one row.
-        parts = textwrap.wrap(reason, max(20, width - 4)) if severe else [reason]
+        parts = textwrap.wrap(reason, max(20, width - 4), break_on_hyphens=False) if severe else [reason]
         for part in parts[:_REASON_ROWS]:
             rows.append([Span(f" {sign} ", colour), Span(clip(part, max(0, width - 4), glyphs), colour)])
             sign = " "

@@ -259,7 +259,10 @@ def test_while_nothing_new_is_said_the_time_left_only_shrinks(
     after = forecast(of, load, elapsed + later, STARTED)
     if before.eta_s is None:
         assert after.eta_s is None, "late once, late until something happens"
-        assert after.over_s is not None and before.over_s is not None and after.over_s > before.over_s - 1e-6
+        assert after.over_s is not None and before.over_s is not None and after.late and before.late
+        # Past the slowest load the overrun is counted from that one, and says so.
+        if after.late.partition(":")[0] == before.late.partition(":")[0]:
+            assert after.over_s > before.over_s - 1e-6
     elif after.eta_s is not None:
         assert before.eta_s - later - 1e-6 <= after.eta_s < before.eta_s
         assert after.slow[: len(before.slow)] == before.slow or set(before.slow) <= set(after.slow)

@@ -51,7 +51,9 @@ from console.transport.runner import Result, Runner
 UNIT = "/etc/systemd/system/sglang.service"
 
 #: What changes something on the service's machine: a process may die just before and just after each.
-_CHANGING = frozenset({"dd", "mv", "cp", "chmod", "rm", "kill"})
+_CHANGING = frozenset(
+    {"dd", "mv", "cp", "chmod", "rm", "kill", "qm", "pct", "modprobe", "nvidia-smi", "nvidia-modprobe"}
+)
 _VERBS = frozenset({"stop", "start", "enable", "disable", "daemon-reload", "reset-failed"})
 
 
@@ -119,6 +121,15 @@ class ServiceLab:
     def inside(self, *argv: str) -> Result:
         return asyncio.run(self.container.run(argv, deadline=10))
 
+    def host(self, *argv: str) -> Result:
+        return asyncio.run(self.runner.run(argv, deadline=10))
+
+    def write(self, path: str, value: str) -> None:
+        """To a file of the host's kernel, past gpuops."""
+        command = ("dd", f"of={path}", "conv=nocreat,notrunc", "status=none")
+        result = asyncio.run(self.runner.run(command, deadline=10, stdin=value.encode()))
+        assert result.ok, result.reason
+
     def property(self, name: str) -> str:
         shown = self.inside("systemctl", "show", "sglang.service", "-p", name).stdout.decode()
         return shown.strip().partition("=")[2]
@@ -179,6 +190,16 @@ class ServiceLab:
                 opened=_pointed(on_point) if on_point is not None else contexts.opened,
                 open_journal=_journal(on_point) if on_point is not None else Journal,
             )
+
+        _, status = os.waitpid(_fork(work), 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def run_as_a_program(self, job: str) -> int:
+        """Carry it on as the program does, with all that goes on beside its steps."""
+        from console.operations.kernel_lines import kept
+
+        def work() -> int:
+            return carry_on(self.state, job, "resume", steps_of=steps_of, opened=contexts.opened, beside=kept)
 
         _, status = os.waitpid(_fork(work), 0)
         return os.waitstatus_to_exitcode(status)
@@ -261,7 +282,7 @@ class _Noisy:
 
     async def run(self, argv: Sequence[str], *, deadline: float, stdin: bytes = b"") -> Result:
         changing = argv[0] in _CHANGING or (argv[0] == "systemctl" and argv[1] in _VERBS)
-        name = " ".join(argv[:2]) if argv[0] == "systemctl" else argv[0]
+        name = " ".join(argv[:2]) if argv[0] in ("systemctl", "qm", "pct") else argv[0]
         if changing:
             self._at(f"before {name}")
         result = await self._runner.run(argv, deadline=deadline, stdin=stdin)

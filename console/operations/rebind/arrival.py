@@ -43,7 +43,7 @@ class Nodes(Step):
         wrong = [
             f"/dev/nvidia{slot.minor} of {slot.address}"
             for slot in slots
-            if not _is_node(context.host.root / f"dev/nvidia{slot.minor}", slot.minor)
+            if not _is_node(context.host.root, slot.minor)
         ]
         if wrong:
             raise StepFailed(f"not there, or not the card's: {', '.join(wrong)}")
@@ -94,6 +94,8 @@ class PersistenceOn(Step):
         # (kubernetes-sigs/dra-driver-nvidia-gpu#1037).
         how = f"restart {_DAEMON}" if self._daemon else f"switch it on for {len(request.moves)} cards"
         self.words = f"persistence mode: {how}"
+        self.undo_words = f"switch persistence mode off again for {len(request.moves)} cards"
+        self.undo_deadline = self.deadline
 
     async def do(self, context: Context) -> None:
         if self._daemon:
@@ -108,6 +110,12 @@ class PersistenceOn(Step):
 
     async def verify(self, context: Context) -> str:
         return f"{_DAEMON} restarted" if self._daemon else f"on for {len(self._cards)} cards"
+
+    async def undo(self, context: Context) -> str:
+        for slot in await _slots(context, self._cards):
+            if slot.uuid is not None:
+                await set_persistence(context, slot.uuid, on=False)
+        return f"off for {len(self._cards)} cards"
 
 
 async def _slots(context: Context, cards: tuple[Address, ...]) -> list[Slot]:
@@ -126,12 +134,10 @@ async def _modprobe(context: Context, *words: str) -> None:
         raise StepFailed(f"nvidia-modprobe {' '.join(words)}: {clean(result.reason)}", said(result))
 
 
-def _is_node(path: Path, minor: int | None) -> bool:
+def _is_node(root: Path, minor: int | None) -> bool:
     """A tree that stands in for a host holds no device files: there the name has to do."""
     try:
-        found = path.stat()
+        found = (root / f"dev/nvidia{minor}").stat()
     except OSError:
         return False
-    return not path.is_relative_to("/dev") or (
-        stat.S_ISCHR(found.st_mode) and os.minor(found.st_rdev) == minor
-    )
+    return root != Path("/") or (stat.S_ISCHR(found.st_mode) and os.minor(found.st_rdev) == minor)

@@ -8,7 +8,7 @@ from console.model.rebind.holders import CardHolder, is_reader
 from console.model.text import clean
 from console.operations.rebind.guests import said
 from console.operations.rebind.request import Client, RebindRequest
-from console.operations.rebind.world import release_own, who_holds
+from console.operations.rebind.world import look, release_own, who_holds
 from console.operations.step import Context, Step, StepFailed
 
 #: Seconds for one command of systemctl or nvidia-smi.
@@ -94,6 +94,17 @@ class Unused(Step):
     def __init__(self, request: RebindRequest) -> None:
         self._request = request
         self.words = f"look twice that nobody has one of the {len(request.moves)} cards open"
+
+    async def done(self, context: Context) -> str | None:
+        # A job that goes on after a crash may find every card moved, and in use on its new side.
+        inventory = await look(context)
+        vm = self._request.target == "vm"
+        for move in self._request.moves:
+            wanted = move.on_vfio() if vm else move.on_host()
+            functions = [inventory.function(address) for address in wanted]
+            if [one.driver if one else None for one in functions] != list(wanted.values()):
+                return None
+        return "every card is on that side already" if self._request.moves else None
 
     async def do(self, context: Context) -> None:
         await release_own(context)

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from console.model.card import Address
+from console.model.rebind.holders import CardHolder
 from console.model.rebind.inventory import VmStatus
 from console.model.text import clean
 from console.operations.rebind.request import Machine
@@ -76,7 +77,7 @@ class StopVm(Step):
     async def done(self, context: Context) -> str | None:
         if await vm_status(context, self._machine.id) == "running":
             return None
-        return None if await who_holds(context, self._cards) else f"VM {self._machine.id} does not run"
+        return None if await _guests_of(context, self._cards) else f"VM {self._machine.id} does not run"
 
     async def do(self, context: Context) -> None:
         await shut_down(context, self._machine, self._cards)
@@ -259,7 +260,7 @@ async def shut_down(context: Context, machine: Machine, cards: tuple[Address, ..
 async def _let_go(context: Context, machine: Machine, cards: tuple[Address, ...]) -> str:
     """Unbinding a card under a process that has it open never returns."""
     ends = context.clock() + BESIDE_S / 2
-    while holders := await who_holds(context, cards):
+    while holders := await _guests_of(context, cards):
         if context.clock() > ends:
             raise StepFailed(
                 f"VM {machine.id} has ended, but a card is still open: {holders[0].words}",
@@ -267,7 +268,17 @@ async def _let_go(context: Context, machine: Machine, cards: tuple[Address, ...]
             )
         context.say(f"waiting for {holders[0].words}")
         await asyncio.sleep(BEAT_S / 4)
-    return f"VM {machine.id} does not run, nobody has the cards open"
+    return f"VM {machine.id} does not run, no guest has the cards open"
+
+
+async def _guests_of(context: Context, cards: tuple[Address, ...]) -> tuple[CardHolder, ...]:
+    """Who has a card open through vfio. What the host has open once a card is back is no guest's."""
+    holders = await who_holds(context, cards)
+    return tuple(
+        holder
+        for holder in holders
+        if any(node.startswith("/dev/vfio/") for node in (*holder.open, *holder.mapped))
+    )
 
 
 async def guest_exec(

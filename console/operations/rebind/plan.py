@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from console.checks.rebind import preflight
+from console.checks.rebind_cards import there
 from console.model.card import Address
 from console.model.finding import Finding
 from console.model.operation import Plan
@@ -62,10 +63,12 @@ async def plan_rebind(
         told = f"{site.service.unit} cannot be read: {site.container.kind} {site.container.id or ''}".strip()
         if target == "vm" and not _is_stopped(inventory, site.container.id):
             findings.append(Finding("service", "Service", "fail", told, "gpuops doctor"))
+    # A card that the VM has already is looked at again; one that the host has would only be in the way.
+    moving = [slot for slot in chosen if target == "vm" or not there(slot, target)]
     stops = target == "vm" and service is not None and running and _in_the_way(context, facts.holders)
     request = RebindRequest(
         target=target,
-        moves=moves_of(context, inventory, chosen),
+        moves=moves_of(context, inventory, moving),
         container=site.container.id,
         machine=None if vm is None else _machine(vm, force_stop),
         service=_asked_of_service(
@@ -78,9 +81,9 @@ async def plan_rebind(
     )
     costs = list(_costs(context, request, profile))
     name = f"vm {vm.id}" if target == "vm" and vm is not None else _home_name(context)
-    what = "all cards" if not asked else ", ".join(slot.name for slot in chosen)
-    count = f"{len(chosen)} cards" if len(chosen) != 1 else "1 card"
-    return written(context, "rebind", f"move {what} ({count}) to {name}", name, request, findings, costs)
+    count = f"{len(moving)} card{'' if len(moving) == 1 else 's'}"
+    what = count if not asked else ", ".join(slot.name for slot in moving)
+    return written(context, "rebind", f"move {what or count} to {name}", name, request, findings, costs)
 
 
 # What there is -----------------------------------------------------------------------------------
@@ -99,7 +102,7 @@ def _side(
     """A plan that would change nothing is none."""
     if target == "vm" and vm is not None and vm.status == "running" and all(one.on_vfio for one in chosen):
         yield Finding("side", "Side", "fail", f"VM {vm.id} runs with these cards already: nothing to move")
-    elif target == "container" and all(slot.on_nvidia for slot in chosen):
+    elif target == "container" and all(there(slot, target) for slot in chosen):
         told = "the nvidia driver has these cards already: nothing to move"
         yield Finding("side", "Side", "fail", told, "gpuops start, when the service is to run")
 

@@ -44,7 +44,8 @@ def _to_vm(request: RebindRequest) -> Iterator[Step]:
         yield PersistenceOff(request.persistent)
     yield Unused(request)
     yield LoadDriver(VFIO)
-    yield from map(ToVfio, request.moves)
+    # The last card first: taken back, they then come in PCI order, and each gets its minor again.
+    yield from map(ToVfio, reversed(request.moves))
     if request.machine is not None:
         yield StartVm(request.machine, request.addresses)
     if request.clients:

@@ -49,9 +49,10 @@ class StopService(Step):
     async def undo(self, context: Context) -> str:
         request = self._request
         context.monitor.sources.nvml.resume()
+        before = None
         if (await unit_now(context)).active_state not in RUNNING:
-            await start(context, request)
-        ready = await follow_to_ready(context, followed(request, request.old))
+            before = await start(context, request)
+        ready = await follow_to_ready(context, followed(request, request.old, before=before))
         return f"{ready}; {await ask_questions(context, request.old, GENERATION)}"
 
 

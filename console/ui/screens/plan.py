@@ -132,8 +132,8 @@ class PlanView(Scrolled):
             undo = step.undo or "nothing to take back"
             if beside:
                 half = width * 6 // 10
-                lines = textwrap.wrap(step.words, half - digits - 3) or [""]
-                backs = textwrap.wrap(undo, width - half - 4) or [""]
+                lines = textwrap.wrap(step.words, half - digits - 3, break_on_hyphens=False) or [""]
+                backs = textwrap.wrap(undo, width - half - 4, break_on_hyphens=False) or [""]
                 for place in range(max(len(lines), len(backs))):
                     left = f" {number:>{digits}} " if place == 0 else " " * (digits + 2)
                     text = lines[place] if place < len(lines) else ""
@@ -152,7 +152,7 @@ class PlanView(Scrolled):
 def paragraph(text: str, role: str, width: int, indent: str) -> list[Row]:
     """Wrapped; the rows after the first stand below its text."""
     below = " " * len(indent)
-    lines = textwrap.wrap(text, max(20, width - len(indent) - 1)) or [""]
+    lines = textwrap.wrap(text, max(20, width - len(indent) - 1), break_on_hyphens=False) or [""]
     return [
         [Span(indent if place == 0 else below, "dim"), Span(line, role)] for place, line in enumerate(lines)
     ]

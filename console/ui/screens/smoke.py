@@ -234,7 +234,9 @@ class SmokePanel(Panel):
 
 
 def _wrapped(text: str, role: str, width: int) -> list[Row]:
-    lines = textwrap.wrap(text, max(20, width - 2), initial_indent=" ", subsequent_indent="   ")
+    lines = textwrap.wrap(
+        text, max(20, width - 2), initial_indent=" ", subsequent_indent="   ", break_on_hyphens=False
+    )
     return [[Span(line, role)] for line in lines]
 
 
