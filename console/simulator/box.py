@@ -22,6 +22,7 @@ from console.simulator.clock import Clock
 from console.simulator.engine import TICK_S, Engine
 from console.simulator.faults import Faults
 from console.simulator.journal import Journal
+from console.simulator.kernel import Kernel
 from console.simulator.load import Source
 from console.simulator.machine import (
     CONTAINER,
@@ -107,7 +108,10 @@ class Box:
             speed=speed,
         )
         self.nvml = NvmlStream(self.cards, self._on_cards, self._clock)
-        self.proxmox = Proxmox(self.tree, self.faults, speed, wall=self._clock.wall, kernel=self._kernel)
+        self.kernel = Kernel(
+            self.tree, self.cards, self.faults, speed, wall=self._clock.wall, log=self._kernel
+        )
+        self.proxmox = Proxmox(self.tree, self.faults, speed, wall=self._clock.wall, kernel=self.kernel)
         self.clients = Clients(self.tree, self.cards, booted_at)
         self._host = self._commands()
         self._lock: int | None = None  # descriptor of the directory, locked
@@ -122,6 +126,7 @@ class Box:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._claim()
         self.tree.create()
+        self.kernel.create()
         self.proxmox.create()
         self.clients.create()
         self.processes.container_init(self._booted_at)
@@ -157,6 +162,7 @@ class Box:
             task.cancel()
         if self._conversations:
             await asyncio.wait(self._conversations, timeout=1.0)
+        await self.kernel.close()
         await self.service.shut_down()
         if self._lock is not None:
             (self.directory / SOCKET_NAME).unlink(missing_ok=True)
@@ -248,6 +254,8 @@ class Box:
             card.foreign_bytes = max(512 * MIB, min(_HOLDER_BYTES, free - 256 * MIB))
 
     def _xid(self, code: int) -> None:
+        if not self.cards.all[_XID_CARD].visible:
+            return
         slot: CardSlot = self.cards.all[_XID_CARD].slot
         run = self.service.processes()
         pid = run.schedulers[_XID_CARD] if run and len(run.schedulers) > _XID_CARD else 0
@@ -263,6 +271,8 @@ class Box:
 
     def _kill(self, pid: int) -> bool:
         """End a process that is none of the engine's."""
+        if self.kernel.kill(pid):
+            return True
         if pid != HOLDER_PID or "holder" not in self.faults:
             return False
         self.faults.clear("holder")
@@ -274,13 +284,13 @@ class Box:
         """Who holds memory on each card that the driver's library can see."""
         run = self.service.processes()
         found: dict[str, list[tuple[int, int]]] = {}
-        for card in self.cards:
-            if not card.visible or card.lost:
+        seen = (card for card in self.cards if card.visible)
+        for rank, card in enumerate(seen):  # CUDA counts what the driver has
+            if card.lost:
                 continue
             listed: list[tuple[int, int]] = []
-            index = card.slot.index
-            if run is not None and card.engine_bytes and index < len(run.schedulers):
-                listed.append((run.schedulers[index], card.engine_bytes))
+            if run is not None and card.engine_bytes and rank < len(run.schedulers):
+                listed.append((run.schedulers[rank], card.engine_bytes))
             if card.foreign_bytes:
                 listed.append((HOLDER_PID, card.foreign_bytes))
             found[card.slot.address] = listed
@@ -324,7 +334,7 @@ class Box:
             self.rootfs,
             self.service,
         )
-        return commands.Host(host, container, self.nvml, self.proxmox, self.clients, self._kill)
+        return commands.Host(host, container, self.nvml, self.proxmox, self.clients, self.kernel, self._kill)
 
     def _refresh(self, unit: Unit) -> None:
         if unit is self.service.unit:

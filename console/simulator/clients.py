@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from console.simulator.cards import Card, Cards
+from console.simulator.cards import Cards
 from console.simulator.machine import CARD_NAME
 from console.simulator.systemd import Unit
 from console.simulator.tree import Tree
@@ -44,7 +44,7 @@ class Clients:
     def _show_daemon(self) -> None:
         self._tree.remove_process(_PERSISTENCED_PID)
         held = [card for card in self._cards if card.slot.address in self._persistent]
-        nodes = [self.node(card) for card in held]
+        nodes = [self._tree.node(card.slot) for card in held]
         self._tree.add_process(
             _PERSISTENCED_PID,
             name="nvidia-persistenced",
@@ -65,7 +65,7 @@ class Clients:
     def worker(self, at: float) -> int:
         """A console's NVML process begins: its pid. It has every card open that the driver has."""
         self._worker += 1
-        nodes = [node for card in self._cards if card.visible and (node := self.node(card)) is not None]
+        nodes = self._tree.nodes()
         self._tree.add_process(
             self._worker,
             name="python3",
@@ -81,18 +81,6 @@ class Clients:
 
     def worker_ended(self, pid: int) -> None:
         self._tree.remove_process(pid)
-
-    def node(self, card: Card) -> str | None:
-        """``/dev/nvidiaN`` of a card, by the driver's own word; None while the driver does not have it."""
-        folder = self._tree.root / "proc/driver/nvidia/gpus" / card.slot.address
-        try:
-            text = (folder / "information").read_text(encoding="utf-8")
-        except OSError:
-            return None
-        minor = next(
-            (line.split()[-1] for line in text.splitlines() if line.startswith("Device Minor")), None
-        )
-        return None if minor is None else f"/dev/nvidia{minor}"
 
     # Tools -------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import msgspec
 from console.simulator import file_programs, flag_program, python_program
 from console.simulator.clients import Clients
 from console.simulator.journal import Entry, Journal
+from console.simulator.kernel import Kernel
 from console.simulator.machine import CONTAINER, KERNEL
 from console.simulator.nvml import NvmlStream
 from console.simulator.proxmox import Proxmox
@@ -52,6 +53,7 @@ class Host(msgspec.Struct, frozen=True):
     nvml: NvmlStream
     proxmox: Proxmox
     clients: Clients
+    kernel: Kernel
     kill: Callable[[int], bool]  # a process that is none of the engine's
 
 
@@ -78,6 +80,10 @@ async def _run(box: Host, machine: Machine, argv: Sequence[str], output: Output)
     if not words:
         return 0
     name = words[0].rpartition("/")[2]
+    if machine is box.host and name in ("dd", "cat"):
+        written = await box.kernel.program(name, words[1:], output.stdin, output)
+        if written is not None:
+            return written
     filed = file_programs.answer(name, words[1:], machine.files, output.stdin)
     if filed is not None:
         status, out, err = filed
@@ -418,6 +424,10 @@ async def _nvidia_modprobe(box: Host, machine: Machine, words: Sequence[str], ou
     return await _told(box.clients.nvidia_modprobe(words), output)
 
 
+async def _modprobe(box: Host, machine: Machine, words: Sequence[str], output: Output) -> int:
+    return await _told(box.kernel.modprobe(words), output)
+
+
 async def _told(answer: tuple[int, str, str], output: Output) -> int:
     status, out, err = answer
     await output.out(out)
@@ -481,6 +491,7 @@ _PROGRAMS: dict[str, Program] = {
     "pvesh": _pvesh,
     "nvidia-smi": _nvidia_smi,
     "nvidia-modprobe": _nvidia_modprobe,
+    "modprobe": _modprobe,
     "hostname": _hostname,
     "uname": _uname,
     "kill": _kill,
@@ -489,7 +500,7 @@ _PROGRAMS: dict[str, Program] = {
     "date": _date,
 }
 
-_HOST_ONLY = frozenset({"lxc-attach", "pct", "qm", "pvesh", "nvidia-modprobe"})
+_HOST_ONLY = frozenset({"lxc-attach", "pct", "qm", "pvesh", "nvidia-modprobe", "modprobe"})
 
 
 def _options(

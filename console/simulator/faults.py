@@ -21,6 +21,8 @@ FAULTS: dict[str, str] = {
     "vm-keeps-running": "the guest does not shut down when it is asked to",
     "no-agent": "the guest agent of the virtual machine does not answer",
     "no-quorum": "the cluster has no quorum: Proxmox starts nothing",
+    "unbind-hangs": "a process opens one card just as it is taken from its driver: the kernel waits for it",
+    "probe-fails": "the nvidia driver fails on one card that is given to it",
 }
 
 LOAD_FAULTS = ("crash-on-load", "oom", "port-taken")

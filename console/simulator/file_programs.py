@@ -101,6 +101,14 @@ def _stat(files: Path, options: list[str], words: list[str], stdin: str) -> Answ
     return 0, "".join(f"{int(place.stat().st_mtime)}\n" for place in places), ""
 
 
+def _od(files: Path, options: list[str], words: list[str], stdin: str) -> Answer:
+    """``od -An -v -tx1 -NCOUNT FILE``: bytes in hexadecimal, sixteen a line."""
+    count = next((int(option[2:]) for option in options if option.startswith("-N")), None)
+    data = located(files, words[0]).read_bytes()[:count]
+    lines = [data[start : start + 16] for start in range(0, len(data), 16)]
+    return 0, "".join(f" {line.hex(' ')}\n" for line in lines), ""
+
+
 def _sync(files: Path, options: list[str], words: list[str], stdin: str) -> Answer:
     return 0, "", ""
 
@@ -127,6 +135,7 @@ _PROGRAMS: dict[str, Callable[[Path, list[str], list[str], str], Answer]] = {
     "find": _find,
     "mkdir": _mkdir,
     "mv": _mv,
+    "od": _od,
     "rm": _rm,
     "stat": _stat,
     "sync": _sync,

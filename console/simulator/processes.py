@@ -82,6 +82,7 @@ class Processes:
             tcp=tcp_table(None, 0),
             environ=environ,
         )
+        nodes = self._tree.nodes()
         for rank, (pid, inner) in enumerate(zip(engine.schedulers, engine.inner_schedulers, strict=True)):
             title = f"sglang::scheduler_TP{rank}" if len(engine.schedulers) > 1 else "sglang::scheduler"
             add(
@@ -92,7 +93,8 @@ class Processes:
                 inner=inner,
                 parent=engine.main,
                 started_at=at + 17,
-                files={0: "/dev/null", 33: "/dev/nvidiactl", 34: "/dev/nvidia-uvm", 37: f"/dev/nvidia{rank}"},
+                files={0: "/dev/null", 33: "/dev/nvidiactl", 34: "/dev/nvidia-uvm"}
+                | dict(enumerate(nodes[rank : rank + 1], 37)),
             )
         add(
             engine.detokenizer,

@@ -6,6 +6,7 @@ Texts and shapes are those of qemu-server 9.2, pve-container 6.1 and pve-manager
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Protocol
 from console.model.rebind import pve
 from console.model.rebind.inventory import VmConfig
 from console.simulator.faults import Faults
+from console.simulator.kernel import BUS, Kernel, Writer
 from console.simulator.machine import CARD_NAME, CARDS, CONTAINER, DRIVER_VERSION, HOSTNAME, MIB, VM
 from console.simulator.tree import Tree
 
@@ -26,6 +28,13 @@ SHUTDOWN_S = 21.0
 VM_PID = 91_404
 
 _RESERVATIONS = "run/qemu-server/pci-id-reservations"
+#: The process of the daemon that carries a start out.
+_WORKER = Writer(
+    "task UPID:pve1:",
+    (f"task UPID:{HOSTNAME}:0001650D:0A1F4C22:692CB0D0:qmstart:{VM}:root@pam:",),
+    "/system.slice/pvedaemon.service",
+)
+
 _AGENT_DOWN = "QEMU guest agent is not running\n"
 
 
@@ -47,8 +56,8 @@ class Proxmox:
         faults: Faults,
         speed: float,
         *,
+        kernel: Kernel,
         wall: Callable[[], float] = time.time,
-        kernel: Callable[[str, int], None] = lambda text, priority: None,
     ) -> None:
         self._tree = tree
         self._faults = faults
@@ -117,10 +126,11 @@ class Proxmox:
         for function in functions:
             if not self._tree.device(function).exists():
                 return f"no PCI device found for '{function}'\n"
-        left = [function for function in functions if self._driver(function) != "vfio-pci"]
-        if left:
-            return f"Cannot bind {left[0]} to vfio\n"
         self._reserve(functions, f"time:{int(self._wall()) + 5}")
+        problem = await self._prepare(functions)
+        if problem:
+            self._reserve((), "")
+            return problem
         await asyncio.sleep(START_S / self._speed)
         if "vm-start-timeout" in self._faults:
             self._faults.clear("vm-start-timeout")
@@ -130,7 +140,42 @@ class Proxmox:
         self._reserve(functions, f"pid:{VM_PID}")
         self._process(vm, functions)
         self._running_since = self._wall()
+        self._kernel.settle(functions)
         return ""
+
+    async def _prepare(self, functions: tuple[str, ...]) -> str:
+        """prepare_pci_device of PVE::QemuServer::PCI: it waits for whatever the kernel waits for."""
+        for function in functions:
+            members = self._tree.device(function) / "iommu_group/devices"
+            for member in sorted(path.name for path in members.iterdir()):
+                bridge = (self._tree.device(member) / "pci_bus").exists()
+                if not bridge and not await self._to_vfio(member):
+                    return f"Cannot bind {member} to vfio\n"
+            if (self._tree.device(function) / "reset").exists():
+                await self._write(f"devices/{function}/reset", "1")  # failing, it only warns
+        return ""
+
+    async def _to_vfio(self, function: str) -> bool:
+        """pci_dev_bind_to_vfio of PVE::SysFSTools."""
+        if self._driver(function) == "vfio-pci":
+            return True
+        identity = " ".join(self._tree.value(function, name)[2:] for name in ("vendor", "device"))
+        if await self._write("drivers/vfio-pci/new_id", identity) not in (0, errno.EEXIST):
+            return False
+        gone = await self._write(f"devices/{function}/driver/unbind", function) == 0
+        if not gone and self._driver(function) is not None:
+            return self._driver(function) == "vfio-pci"
+        if self._driver(function) != "vfio-pci":  # new_id may have given it one
+            await self._write("drivers/vfio-pci/bind", function)
+        return self._driver(function) == "vfio-pci"
+
+    async def _write(self, path: str, text: str) -> int:
+        """The kernel's answer: 0 or an errno."""
+        try:
+            await self._kernel.write(BUS + path, text, _WORKER)
+        except OSError as problem:
+            return problem.errno or errno.EIO
+        return 0
 
     async def _stop(self) -> str:
         if self.running:
@@ -155,8 +200,9 @@ class Proxmox:
         self._reserve((), "")
         for card in CARDS:
             if self._driver(card.address) == "vfio-pci":
-                self._kernel(f"vfio-pci {card.address}: resetting", 6)
-                self._kernel(f"vfio-pci {card.address}: reset done", 6)
+                self._kernel.log(f"vfio-pci {card.address}: resetting", 6)
+                self._kernel.log(f"vfio-pci {card.address}: reset done", 6)
+                self._kernel.settle((card.address, card.audio))
 
     async def _guest_exec(self, words: Sequence[str], output: Output) -> int:
         command = list(words)
@@ -300,8 +346,7 @@ class Proxmox:
     # Parts -------------------------------------------------------------------------------------
 
     def _driver(self, function: str) -> str | None:
-        link = self._tree.device(function) / "driver"
-        return link.resolve().name if link.is_symlink() else None
+        return self._tree.driver(function)
 
     def _group(self, function: str) -> int:
         """-1 is what Proxmox says for none."""

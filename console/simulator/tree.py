@@ -189,6 +189,10 @@ class Tree:
                 return f"/dev/nvidia{line.split()[-1]}"
         return None
 
+    def nodes(self) -> list[str]:
+        """The device files of the cards that the driver has, in PCI order: as CUDA counts them."""
+        return [node for card in CARDS if (node := self.node(card)) is not None]
+
     def _function(self, function: PciFunction, driver: str | None) -> None:
         """Its folder lies in that of the port above it."""
         self.functions[function.address] = function
@@ -220,6 +224,8 @@ class Tree:
             self._write(folder / "reset", "")
         elif bridge:
             self._write(folder / "reset_method", "pm bus\n")
+            for name in ("reset", "reset_subordinate"):
+                self._write(folder / name, "")
         if function.class_code >> 8 == 0x0300:
             self._write(folder / "boot_vga", "0\n")
         speed, width = ("32.0 GT/s PCIe", "16") if port is not None else ("16.0 GT/s PCIe", "8")
@@ -344,8 +350,8 @@ class Tree:
         )
         self._write(
             folder / "stat",
-            f"{pid} ({comm}) {state} {parent} {pid} {pid} 0 -1 4194560 91 0 0 0 4120 933 0 0 20 0 41 0 {ticks} "
-            "88212148224 1183220 18446744073709551615 1 1 0 0 0 0 0 16781312 17642 0 0 0 17 3 "
+            f"{pid} ({comm}) {state} {parent} {pid} {pid} 0 -1 4194560 91 0 0 0 4120 933 0 0 20 0 41 0 "
+            f"{ticks} 88212148224 1183220 18446744073709551615 1 1 0 0 0 0 0 16781312 17642 0 0 0 17 3 "
             "0 0 0 0 0 0 0 0 0 0 0 0 0\n",
         )
         if stack:

@@ -94,7 +94,10 @@ class WebServer:
         listener = socket.socket()
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError as problem:
+                raise OSError(problem.errno, f"127.0.0.1:{port}: {problem.strerror}") from None
             self._server = await asyncio.start_server(
                 self._connected, sock=listener, backlog=2048, start_serving=False
             )
