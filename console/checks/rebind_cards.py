@@ -48,7 +48,9 @@ def present(question: Question) -> Outcome:
     """A card whose config space is all ones hangs the driver that it is bound to."""
     dead = [one.address for slot in question.chosen for one in slot.functions if one.config_ok is False]
     if dead:
-        remedy = f"do not bind it; gpuops rebind --recover {dead[0]}, or power the host off and on"
+        card = question.inventory.slot(dead[0])  # the ladder is for whole cards
+        whole = dead[0] if card is None else card.address
+        remedy = f"do not bind it; gpuops rebind --recover {whole}, or power the host off and on"
         return "fail", f"{listed(dead, ', ')}: config space reads all ones, off the bus", remedy
     unasked = [slot.address for slot in question.chosen if slot.gpu.config_ok is None]
     if unasked:

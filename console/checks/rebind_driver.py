@@ -26,10 +26,10 @@ def driver(question: Question) -> Outcome:
             "install the open kernel modules (nvidia-open); the proprietary ones do not drive these cards"
         )
         return "fail" if question.target == "container" else "warn", "proprietary kernel modules", remedy
-    if "nouveau" in inventory.modules:
-        return "warn", "nouveau is loaded too", "blacklist nouveau: it may take a card before nvidia does"
     if question.target == "container" and NVIDIA not in inventory.drivers:
         return "fail", "the nvidia kernel module is not loaded", "modprobe nvidia"
+    if "nouveau" in inventory.modules:
+        return "warn", "nouveau is loaded too", "blacklist nouveau: it may take a card before nvidia does"
     if question.target == "vm" and VFIO not in inventory.drivers:
         return "pass", "vfio-pci is not loaded yet: the plan loads it", None
     kind = {True: ", open kernel modules", False: ", proprietary modules", None: ""}[versions.open_module]

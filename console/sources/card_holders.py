@@ -77,14 +77,15 @@ def scan_holders(
     holders, count, unreadable = [], 0, 0
     for pid in _pids(root):
         count += 1
+        opened: list[CardDevice] = []
+        mapped: list[CardDevice] = []
         try:
             opened = look.opened(pid)
             mapped = look.mapped(pid)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
         except OSError:
-            unreadable += 1
-            continue
+            unreadable += 1  # what it has open is told all the same: without root only mappings are hidden
         if opened or mapped:
             holders.append(_holder(root, pid, opened, mapped, pid in mine))
     return HolderScan(

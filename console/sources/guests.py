@@ -16,7 +16,7 @@ import msgspec
 from console.model.card import Address
 from console.model.rebind import pve
 from console.model.rebind.inventory import ContainerConfig, Reservation, VmConfig, VmStatus
-from console.sources.sysfs import content_of, link_name, names_in, text_of
+from console.sources.sysfs import content_of, link_name, text_of
 
 #: A guest's file that is larger is none that Proxmox wrote.
 _LARGEST = 512 * 1024
@@ -44,8 +44,8 @@ def read_guests(root: Path, functions: Iterable[Address], wall: float) -> Guests
     problems: list[str] = []
     present = tuple(functions)
     node = link_name(folder / "local") or _host_name(root)
-    mappings = pve.read_mappings(content_of(folder / "mapping/pci.cfg", _LARGEST) or "")
-    ha = pve.read_ha(content_of(folder / "ha/resources.cfg", _LARGEST) or "")
+    mappings = pve.read_mappings(_text(root, "etc/pve/mapping/pci.cfg", problems))
+    ha = pve.read_ha(_text(root, "etc/pve/ha/resources.cfg", problems))
     vms = []
     for id, text in _configurations(folder / "qemu-server", problems):
         vm = pve.read_vm(id, text)
@@ -57,7 +57,8 @@ def read_guests(root: Path, functions: Iterable[Address], wall: float) -> Guests
         container = pve.read_container(id, text)
         state, init = _container_status(root, id)
         containers.append(msgspec.structs.replace(container, status=state, init=init, ha=ha.get(f"ct:{id}")))
-    reservations = tuple(_reservations(root, wall))
+    reserved = _text(root, "run/qemu-server/pci-id-reservations", problems)
+    reservations = tuple(_reservations(root, reserved, wall))
     return Guests(
         node, tuple(vms), tuple(containers), reservations, _absent(folder), tuple(dict.fromkeys(problems))
     )
@@ -80,6 +81,18 @@ def _configurations(folder: Path, problems: list[str]) -> Iterator[tuple[int, st
             continue  # destroyed or migrated just now
         except OSError as problem:
             problems.append(f"/etc/pve/{folder.name}/{id}.conf: {problem.strerror}")
+
+
+def _text(root: Path, path: str, problems: list[str]) -> str:
+    """A file that need not be there; one that cannot be read is named, since it may hold something."""
+    try:
+        with (root / path).open("rb") as file:
+            return file.read(_LARGEST).decode("utf-8", "replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as problem:
+        problems.append(f"/{path}: {problem.strerror}")
+        return ""
 
 
 def _host_name(root: Path) -> str | None:
@@ -137,9 +150,8 @@ def _inner_pid(root: Path, pid: int) -> int | None:
     return None
 
 
-def _reservations(root: Path, wall: float) -> Iterator[Reservation]:
-    text = content_of(root / "run/qemu-server/pci-id-reservations", _LARGEST)
-    for one in pve.read_reservations(text or ""):
+def _reservations(root: Path, text: str, wall: float) -> Iterator[Reservation]:
+    for one in pve.read_reservations(text):
         if one.pid is not None:
             yield msgspec.structs.replace(one, alive=is_vm_process(root, one.pid, one.vmid))
         else:
@@ -147,8 +159,10 @@ def _reservations(root: Path, wall: float) -> Iterator[Reservation]:
 
 
 def _absent(folder: Path) -> str | None:
-    if not folder.is_dir():
+    try:
+        empty = not any(folder.iterdir())
+    except FileNotFoundError:
         return "there is no /etc/pve: this host runs no Proxmox VE"
-    if not names_in(folder):
-        return "/etc/pve is empty: pve-cluster.service does not run"
-    return None
+    except OSError as problem:  # ENOTCONN when its server has crashed
+        return f"/etc/pve cannot be read: {problem.strerror}; systemctl status pve-cluster tells more"
+    return "/etc/pve is empty: pve-cluster.service does not run" if empty else None

@@ -57,6 +57,7 @@ class KernelEvents:
         self._flood = Flood()
         self._decode = EntryDecoder()
         self._cursor: str | None = None
+        self._unread = 0  # events that were dropped since the last one was read
 
     async def watch(self) -> AsyncIterator[CardEvent]:
         """Events from now on, for ever. A source that fails is an event of kind ``source``, no exception."""
@@ -65,7 +66,12 @@ class KernelEvents:
             tasks.append(asyncio.create_task(self._follow_uevents()))
         try:
             while True:
-                yield await self._waiting.get()
+                event = await self._waiting.get()
+                if self._unread:
+                    words = f"{self._unread} older events about cards were not read in time"
+                    self._unread = 0
+                    yield CardEvent(at=event.at, card=None, kind="source", words=words)
+                yield event
         finally:
             for task in tasks:
                 task.cancel()
@@ -75,6 +81,7 @@ class KernelEvents:
         for one in self._flood.let(event, self._clock()):
             if self._waiting.full():
                 self._waiting.get_nowait()
+                self._unread += 1
             self._waiting.put_nowait(one)
 
     def _complain(self, words: str) -> None:
@@ -116,6 +123,7 @@ class KernelEvents:
             self._complain(f"the kernel's device events cannot be followed: {problem.strerror}")
             return
         loop = asyncio.get_running_loop()
+        failures = 0
         with listening:
             while True:
                 try:
@@ -123,7 +131,11 @@ class KernelEvents:
                 except OSError as problem:
                     # ENOBUFS: more came than the buffer holds; what is lost is lost, the rest goes on.
                     self._complain(f"some of the kernel's device events were lost: {problem.strerror}")
+                    # A socket that fails each time fails at once: without a pause nothing else would run.
+                    await asyncio.sleep(self._backoff[min(failures, len(self._backoff) - 1)])
+                    failures += 1
                     continue
+                failures = 0
                 if sender[0] != 0:  # only the kernel's own word counts
                     continue
                 event = read_uevent(message, self._wall(), self._slots())

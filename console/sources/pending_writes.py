@@ -58,11 +58,12 @@ def own_writes(root: Path, address: Address | None = None) -> tuple[PendingWrite
 
 
 def other_removals(root: Path) -> tuple[PendingWrite, ...]:
-    """Other processes that stand in the unbinding or binding of some device, such as a ``qm start``.
+    """Processes that stand in the unbinding or binding of a device that their words do not name.
 
+    Such as a ``qm start``, or a ``tee`` into the file of a driver.
     Only root may see where a process stands in the kernel; without that, none is found.
     """
-    own = {write.pid for write in own_writes(root)}
+    own = {write.pid for write in own_writes(root) if write.address is not None}
     found = []
     for pid in _pids(root):
         folder = root / "proc" / str(pid)
