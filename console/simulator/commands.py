@@ -120,9 +120,7 @@ async def _systemctl(box: Host, machine: Machine, words: Sequence[str], output: 
         case "daemon-reload":
             return await _reload(machine, output)
         case "reset-failed":
-            if machine.service is not None:
-                machine.service.reset_failed()
-            return 0
+            return await _reset_failed(machine, names, output)
         case "is-active" | "is-failed" | "is-enabled":
             return await _is(machine, verb, names, output)
         case "enable" | "disable":
@@ -131,6 +129,20 @@ async def _systemctl(box: Host, machine: Machine, words: Sequence[str], output: 
             return await _cat_unit(machine, names, output)
     await output.err(f"Unknown command verb '{verb}'.\n")
     return 1
+
+
+async def _reset_failed(machine: Machine, names: Sequence[str], output: Output) -> int:
+    """systemd keeps no unit in memory that has ended well and that nothing wants."""
+    for name in names:
+        unit = machine.manager.get(name)
+        if unit is None or (
+            unit.active_state == "inactive" and unit.properties.get("UnitFileState") == "disabled"
+        ):
+            await output.err(f"Failed to reset failed state of unit {name}: Unit {name} not loaded.\n")
+            return 1
+    if machine.service is not None:
+        machine.service.reset_failed()
+    return 0
 
 
 async def _reload(machine: Machine, output: Output) -> int:

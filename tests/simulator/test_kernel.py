@@ -261,8 +261,10 @@ async def test_a_card_in_a_running_machine_stays_until_the_machine_ends(lab: Lab
     await free(lab)
     await send(lab, "vfio", GPUS)
     assert (await lab.on_host("qm", "start", str(VM))).ok
+    before = await dmesg(lab)
     with pytest.raises(StepFailed, match="in use"):
         await step(lab, "host", FIRST).do(context(lab))
+    assert await dmesg(lab) == before, "a reset that its guest would have felt"
     written = await kernel_write.unbind(lab.host, FIRST)
     assert written.outcome == "pending" and written.pending is not None
     assert written.pending.state == "S" and any("vfio" in line for line in written.pending.stack)

@@ -13,6 +13,7 @@ from console.operations.rebind.functions import (
     Wanted,
     answers,
     clear_of_kernel,
+    idle,
     place,
     problems,
     reset_card,
@@ -133,6 +134,7 @@ async def _to_host(context: Context, move: CardMove, wanted: Wanted) -> None:
     await clear_of_kernel(context, move)
     now = _now(context, move.address)
     if wanted[move.address] == NVIDIA and now != NVIDIA:
+        await idle(context, move)  # a reset under a running machine is felt by its guest
         await answers(context, move.address)
         await reset_card(context, move)
     await place(context, move, wanted)
