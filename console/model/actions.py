@@ -82,6 +82,14 @@ ACTIONS: tuple[Action, ...] = (
         needs_root=True,
     ),
     Action(
+        id="rebind",
+        keys="b",
+        shown="b",
+        label="rebind",
+        help="Where the cards are: move them between container and VM, repair what was left half way.",
+        group="look",
+    ),
+    Action(
         id="jobs",
         keys="j",
         shown="j",

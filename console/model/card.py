@@ -134,7 +134,7 @@ class Holder(msgspec.Struct, frozen=True):
     started_at: float | None = None
 
 
-OwnerKind = Literal["ct", "vm", "host", "none", "lost"]
+OwnerKind = Literal["ct", "vm", "host", "none", "lost", "moving"]
 
 
 class Owner(msgspec.Struct, frozen=True):

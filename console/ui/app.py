@@ -200,9 +200,17 @@ class Console(App[int]):
         """What is known now."""
         return self._watch_site.snapshot()
 
-    def show_job(self, told: str | None) -> None:
-        """Name the job that runs, or was interrupted, in every header; None: there is none."""
+    @property
+    def site(self) -> Site:
+        return self._site
+
+    def show_job(self, told: str | None, moving: frozenset[str] = frozenset()) -> None:
+        """Name the job that runs, or was interrupted, in every header; None: there is none.
+
+        ``moving`` are the slots of the cards that it moves at this moment.
+        """
         self._job = told
+        self._dashboard.cards.moving = moving
         self.draw()
 
     def tell_terminal(self, sequence: str) -> None:

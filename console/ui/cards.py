@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
+import msgspec
+
 from console.model import words
-from console.model.card import CardView
+from console.model.card import CardView, Owner
 from console.model.snapshot import Snapshot
-from console.ui.glyphs import Glyphs
+from console.ui.glyphs import UNICODE, Glyphs
 from console.ui.panel import Panel
 from console.ui.rows import Row, Span, bar, clip, fit, width_of
 
 #: From these on a value is coloured: degrees Celsius, and share of the power limit.
 HOT_C, TOO_HOT_C = 80, 88
 NEAR_LIMIT = 0.98
+
+
+_MOVING = Owner("moving")
 
 
 class Column(NamedTuple):
@@ -54,7 +59,7 @@ def _address(card: CardView, glyphs: Glyphs, width: int) -> Row:
 
 
 def _owner(card: CardView, glyphs: Glyphs, width: int) -> Row:
-    role = {"lost": "bad", "none": "dim", "vm": "accent"}.get(card.owner.kind, "text")
+    role = {"lost": "bad", "none": "dim", "vm": "accent", "moving": "warn"}.get(card.owner.kind, "text")
     return _number(clip(card.owner.words, width, glyphs), role)
 
 
@@ -243,11 +248,16 @@ class Cards(Panel):
     TITLE = "CARDS"
     HELP: ClassVar[str] = (
         "One row a card, listed from PCI, so a card on vfio-pci or off the bus keeps its row.\n"
-        "owner   CT or VM that has it; nobody: bound to no driver; lost: off the bus.\n"
+        "owner   CT or VM that has it; nobody: bound to no driver; lost: off the bus; moving: on its way.\n"
         "memory  used of total in GiB, without what the driver reserves.\n"
         "util    share of time a kernel ran, over the driver's own window of 1/6 to 1 s.\n"
         "A dash is a value the driver does not give; an age in brackets is a stale row."
     )
+
+    def __init__(self, glyphs: Glyphs = UNICODE, *, id: str | None = None) -> None:
+        super().__init__(glyphs, id=id)
+        #: Slots that the host's job moves at this moment, such as 0000:41:00: nobody has them then.
+        self.moving: frozenset[str] = frozenset()
 
     def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
         glyphs = self.glyphs
@@ -263,6 +273,8 @@ class Cards(Panel):
         if len(snapshot.cards) > len(shown) > 0:
             shown = shown[:-1]
         for card in shown:
+            if card.pci.address.rpartition(".")[0] in self.moving:
+                card = msgspec.structs.replace(card, owner=_MOVING)
             row: Row = []
             for column in columns:
                 row += [*fit(column.cell(card, glyphs, column.width), column.width), Span(" ")]

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from console.ui.app import Console
     from console.ui.screens.job import Order
 
+#: Seconds after the start until cards are looked at that something left half way.
+STRANDED_S = 3.0
+
 #: States of the service in which ``s`` stops it; in any other it starts it.
 _STOPPED = ("stopped", "crashed", "unreachable")
 
@@ -46,12 +49,29 @@ class Changes:
             "restart": self._restart,
             "start-stop": self._start_or_stop,
             "jobs": self._open_jobs,
+            "rebind": self._open_rebind,
         }
 
     def watch(self) -> None:
         """Follow every job of this host for as long as the console is open."""
         if self._desk is not None:
             self._work(self._desk.watch(self), "jobs")
+            self._work(self._look_for_stranded(self._desk), "cards")
+
+    async def _look_for_stranded(self, desk: Desk) -> None:
+        """Once, a moment after the start: cards that a crash left half way are told of."""
+        await asyncio.sleep(STRANDED_S)
+        from console.model.rebind.stranded import reconcile
+        from console.sources.source import Unavailable
+
+        try:
+            found = reconcile(await desk.inventory(), container=self._app.site.container.id)
+        except Unavailable:
+            return  # the page of the cards says why, and the doctor
+        broken = [one for one in found if not one.harmless]
+        if broken and desk.current is None:
+            more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
+            self._say(f"{broken[0].card} {broken[0].words}{more}; b shows it")
 
     def look(self, snapshot: Snapshot) -> None:
         """See whether a load has come to its end: it is remembered, and who watched it is told."""
@@ -147,13 +167,23 @@ class Changes:
             return
         self._work(self._desk.follow(job, self, opened=True), f"job {job}")
 
+    def _open_rebind(self) -> None:
+        from console.ui.screens.page import Page
+        from console.ui.screens.rebind import RebindPanel
+
+        propose = None if self._app.READ_ONLY or self._desk is None else self._propose
+        panel = RebindPanel(self._desk, self._app.site, propose, self._open_job, self._glyphs)
+        self._app.open_page(Page(panel, Header(self._glyphs)))
+
     # Jobs --------------------------------------------------------------------------------------
 
     def job_moved(self, view: JobView, opened: bool) -> None:
         """A job that is followed changed; ``opened``: it is to be seen now."""
-        from console.ui.screens.job import JobPage, short_words
+        from console.ui.screens.job import JobPage, moving_slots, short_words
 
-        self._app.show_job(short_words(view) if view.state in ("running", "interrupted") else None)
+        self._app.show_job(
+            short_words(view) if view.state in ("running", "interrupted") else None, moving_slots(view)
+        )
         page = self._app.screen
         if isinstance(page, JobPage) and page.job == view.id:
             page.show(view)

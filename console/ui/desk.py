@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
 from console.model.operation import JobView, Plan
@@ -15,12 +15,28 @@ from console.store.lock import holder
 from console.store.state import StateProblem, state_of
 
 if TYPE_CHECKING:
+    from console.model.rebind.inventory import Inventory, Slot
+    from console.model.rebind.kernel_log import CardEvent
     from console.operations.step import Context
     from console.sources.monitor import Monitor
+    from console.sources.source import Apart
     from console.ui.screens.job import Order
 
 #: Seconds between two looks for a job that somebody else started.
 LOOK_S = 1.0
+
+
+#: Seconds for one look at cards and guests: a card that is being reset keeps it waiting.
+CARDS_S = 8.0
+
+
+def needs_cards(view: JobView) -> bool:
+    """Whether this job moves cards just now: whoever has one open is then in its way."""
+    if view.state != "running" or view.plan.action not in ("rebind", "repair", "recover"):
+        return False
+    steps = {step.planned.id: step.state for step in view.steps}
+    back = any(state in ("undoing", "undone") for state in steps.values())
+    return back or steps.get("driver-answers") != "done"
 
 
 class Screen(Protocol):
@@ -49,6 +65,8 @@ class Desk:
         self._monitor = monitor
         self._state = state_of(site, os.environ, os.geteuid())
         self._followed: set[str] = set()
+        self._released = False
+        self._looking: Apart[Inventory] | None = None
         self.current: JobView | None = None
 
     def profile_with_key(self, key: int) -> Profile | None:
@@ -102,12 +120,54 @@ class Desk:
             return
         self._followed.add(job)
         view: JobView | None = None
-        async for view in follow(self._state, job):
-            self.current = view if view.state in ("running", "interrupted") else None
-            screen.job_moved(view, opened)
-            opened = False
+        try:
+            async for view in follow(self._state, job):
+                self.current = view if view.state in ("running", "interrupted") else None
+                await self._let_go(needs_cards(view))
+                screen.job_moved(view, opened)
+                opened = False
+        finally:
+            await self._let_go(False)
         if view is not None:
             screen.job_ended(view)
+
+    async def _let_go(self, wanted: bool) -> None:
+        """End the NVML process while cards move: it has each of them open."""
+        if wanted == self._released:
+            return
+        self._released = wanted
+        nvml = self._monitor.sources.nvml
+        if wanted:
+            await nvml.pause("the cards are being moved")
+        else:
+            nvml.resume()
+
+    # Cards -------------------------------------------------------------------------------------
+
+    async def inventory(self) -> Inventory:
+        """Cards and guests as they are. Unavailable with the reason."""
+        from console.sources.inventory import read_apart
+        from console.sources.source import Apart, Unavailable
+
+        if self._looking is None:
+            self._looking = Apart("cards")
+        named = () if self._site.gpus == "auto" else self._site.gpus
+        try:
+            async with asyncio.timeout(CARDS_S):
+                return await read_apart(self._looking, self._monitor.sources.host.root, named)
+        except TimeoutError:
+            raise Unavailable(f"cards and guests could not be read within {CARDS_S:g} s") from None
+
+    async def card_events(self, inventory: Callable[[], Inventory | None]) -> AsyncIterator[CardEvent]:
+        """What the kernel says about the cards, from now on."""
+        from console.sources.kernel_events import KernelEvents
+
+        def slots() -> tuple[Slot, ...]:
+            found = inventory()
+            return () if found is None else found.slots
+
+        async for event in KernelEvents(self._monitor.sources.host, slots).watch():
+            yield event
 
     async def watch(self, screen: Screen) -> None:
         """For as long as the console is open: follow every job of this host, whoever started it.

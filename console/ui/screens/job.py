@@ -66,6 +66,14 @@ def short_words(view: JobView) -> str:
     return f"{view.plan.action}{back}" + (f" {place}/{len(view.steps)}" if place is not None else "")
 
 
+def moving_slots(view: JobView) -> frozenset[str]:
+    """The slots of cards that the job moves at this moment: ``to-vfio-0000:41:00``."""
+    if view.state != "running":
+        return frozenset()
+    now = [step.planned.id for step in view.steps if step.state in ("doing", "undoing")]
+    return frozenset(id.rpartition("-")[2] for id in now if id.startswith(("to-", "mend-")))
+
+
 class JobPanel(Scrolled):
     """Drawn from the job's journal; the job itself is another process."""
 
