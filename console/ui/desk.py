@@ -56,7 +56,8 @@ class Desk:
     """Plans and jobs of one site, for the console. It draws nothing.
 
     ``jobs`` are those of the audit trail; ``current`` is the job that runs, or the
-    one that was interrupted and waits for a word.
+    one that was interrupted and waits for a word; ``latest`` is how the last one that was
+    followed stands, also after its end.
     """
 
     def __init__(self, site: Site, profiles: tuple[Profile, ...], monitor: Monitor) -> None:
@@ -68,6 +69,7 @@ class Desk:
         self._released = False
         self._looking: Apart[Inventory] | None = None
         self.current: JobView | None = None
+        self.latest: JobView | None = None
 
     def profile_with_key(self, key: int) -> Profile | None:
         return next((profile for profile in self._profiles if profile.key == key), None)
@@ -122,6 +124,7 @@ class Desk:
         view: JobView | None = None
         try:
             async for view in follow(self._state, job):
+                self.latest = view
                 self.current = view if view.state in ("running", "interrupted") else None
                 await self._let_go(needs_cards(view))
                 screen.job_moved(view, opened)

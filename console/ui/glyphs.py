@@ -24,10 +24,11 @@ class Glyphs(msgspec.Struct, frozen=True):
     back: str  # a step that was taken back
     more: str  # there is more below
     plot: str  # plotext's marker
+    home: str  # the way opposite to remedy's
 
 
-UNICODE = Glyphs("━", "╸", "─", "─", "●", "▲", "✖", "○", "◐", "…", "·", "→", "↶", "▾", "braille")
-ASCII = Glyphs("=", "-", ".", "-", "*", "!", "X", "o", "~", "~", "|", ">", "<", "v", "*")
+UNICODE = Glyphs("━", "╸", "─", "─", "●", "▲", "✖", "○", "◐", "…", "·", "→", "↶", "▾", "braille", "←")
+ASCII = Glyphs("=", "-", ".", "-", "*", "!", "X", "o", "~", "~", "|", ">", "<", "v", "*", "<")
 
 _PLAIN = {
     "·": "|",
@@ -38,6 +39,7 @@ _PLAIN = {
     "’": "'",
     "°": " ",
     "→": ">",
+    "←": "<",
     "↶": "<",
     "▾": "v",
     "“": '"',

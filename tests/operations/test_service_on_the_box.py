@@ -213,6 +213,13 @@ def test_a_hung_engine_is_killed_after_its_time_to_stop_and_the_switch_goes_on()
         assert lab.served() == "qwen3.5-397b"
 
 
+def test_a_health_probe_that_is_slow_under_load_is_no_reason_to_go_back() -> None:
+    with service_lab("slow-health") as lab:
+        code, view = lab.carried_out("qwen")
+        assert code == 0, view.reasons
+        assert lab.served() == "qwen3.5-397b"
+
+
 def test_a_stranger_on_a_card_is_named_in_the_plan_and_ended_by_it() -> None:
     with service_lab("holder") as lab:
         plan = lab.plan("qwen")

@@ -68,6 +68,7 @@ class Host:
     def __init__(self, found: Inventory | str, *events: CardEvent) -> None:
         self.found = found
         self.current: JobView | None = None
+        self.latest: JobView | None = None
         self._events = events
 
     async def inventory(self) -> Inventory:
@@ -141,6 +142,8 @@ async def test_what_is_chosen_is_what_the_plan_is_asked_for() -> None:
     async with opened(Host(inventory())) as page:
         await page.line("nvidia0")
         await page.hands.press("down", "space", "space", "v")
+        assert "●" in (line := await page.line(" 1 21:00")) and "→" in line, "it would go to the VM"
+        assert "→" not in await page.line(" 0 01:00")
         (make,) = page.plans
         assert isinstance(make, partial)
         assert make.keywords == {"target": "vm", "asked": (SECOND, THIRD)}
@@ -208,14 +211,47 @@ async def test_a_job_shows_card_by_card_and_who_is_in_the_way() -> None:
         await page.line("pid 4711 python3 (CT 131)")
 
 
+@pytest.mark.parametrize("state", ["failed", "rolled-back"])
+async def test_why_the_last_job_failed_stays_until_the_next(state: JobState) -> None:
+    host = Host(inventory())
+    why = "a card is in use: pid 4711 python3 (CT 131); to end it: kill 4711"
+    host.latest = job(("unused", "failed"), state=state, reasons=(why,))
+    async with opened(host) as page:
+        await page.line("JOB move 4 cards to vm 100", state.replace("-", " "))
+        await page.line("to end it: kill 4711")
+        assert "back: unused" not in page.hands.text(), "what failed is the step, not its way back"
+        await page.line("to container", "enter")  # and cards can be moved again
+        await page.hands.press("enter")
+        assert page.jobs == [host.latest]
+        host.latest = job(("unused", "done"), state="done")
+        page.panel.redraw()
+        await page.hands.press("up")
+        assert "JOB" not in page.hands.text()
+
+
+async def test_a_card_on_the_ladder_moves_too() -> None:
+    host = Host(MIXED)
+    host.current = job(("rescue-reset", "doing"), action="recover")
+    host.current = msgspec.structs.replace(
+        host.current, plan=msgspec.structs.replace(host.current.plan, target="0000:41:00")
+    )
+    assert moving_slots(host.current) == {"0000:41:00"}
+    async with opened(host) as page:
+        assert "◐" in await page.line(" 2 41:00", "moving")
+        assert "moving" not in await page.line(" 1 21:00")
+
+
 async def test_the_kernels_words_are_shown_and_cannot_act_on_the_terminal() -> None:
     events = [
         CardEvent(at=1.0, card=FIRST, kind="xid", words=f"NVRM: Xid {number} \x1b[2J", grave=True)
         for number in range(9)
     ]
     async with opened(Host(inventory(), *events)) as page:
+        await page.line(" 01:00 ", "NVRM: Xid 0")
         await page.line("NVRM: Xid 8")
-        assert "Xid 2 " not in page.hands.text()
+    async with opened(Host(inventory(), *events), size=(80, 17)) as page:
+        await page.line("NVRM: Xid 8")
+        assert "NVRM: Xid 0" not in page.hands.text(), "the newest stay when not all fit"
         assert "\x1b" not in page.hands.text()
 
 

@@ -67,11 +67,19 @@ def short_words(view: JobView) -> str:
 
 
 def moving_slots(view: JobView) -> frozenset[str]:
-    """The slots of cards that the job moves at this moment: ``to-vfio-0000:41:00``."""
+    """The slots of cards that the job moves at this moment."""
     if view.state != "running":
         return frozenset()
-    now = [step.planned.id for step in view.steps if step.state in ("doing", "undoing")]
-    return frozenset(id.rpartition("-")[2] for id in now if id.startswith(("to-", "mend-")))
+    now = [step for step in view.steps if step.state in ("doing", "undoing")]
+    return frozenset(slot for step in now if (slot := slot_of(view, step)) is not None)
+
+
+def slot_of(view: JobView, step: StepView) -> str | None:
+    """The slot of the card that a step is about: ``to-vfio-0000:41:00``, ``mend-0000:41:00``."""
+    id = step.planned.id
+    if id.startswith(("to-vfio-", "to-host-", "mend-")):
+        return id.rpartition("-")[2]
+    return view.plan.target if id.startswith("rescue-") else None  # a recovery is of one card
 
 
 class JobPanel(Scrolled):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -19,10 +19,11 @@ from console.model.rebind.stranded import Stranded, reconcile
 from console.model.site import Site
 from console.model.snapshot import Snapshot
 from console.ui.glyphs import UNICODE, Glyphs
-from console.ui.rows import Row, Span, clip, heading, spread, width_of
-from console.ui.screens.job import step_mark
+from console.ui.rows import Row, Span, clip, spread, width_of
+from console.ui.screens.job import slot_of
 from console.ui.screens.page import Scrolled
 from console.ui.screens.plan import paragraph
+from console.ui.screens.rebind_rows import job_rows, kernel_rows, left_rows, side_rows, step_words, track_of
 
 if TYPE_CHECKING:
     from console.model.operation import Plan
@@ -35,12 +36,8 @@ AGAIN_S = 2.0
 MOVING_S = 0.5  # while cards move
 OLD_S = 10.0
 
-#: Of the kernel's words so many are kept, and so many shown.
+#: Of the kernel's words so many are kept.
 _KEPT = 200
-_SHOWN = 6
-
-#: Cells of the track between the sides, by the width from which it fits.
-_TRACKS = ((0, 13), (110, 25), (160, 41))
 
 
 class Host(Protocol):
@@ -49,6 +46,10 @@ class Host(Protocol):
     @property
     def current(self) -> JobView | None:
         """The job that runs, or was interrupted."""
+
+    @property
+    def latest(self) -> JobView | None:
+        """The last job that was followed, also after its end."""
 
     async def inventory(self) -> Inventory:
         """Cards and guests as they are. Unavailable with the reason."""
@@ -99,6 +100,7 @@ class RebindPanel(Scrolled):
         self._problem: str | None = None if host is not None else "cards are not read from here"
         self._reading = False
         self._at = 0
+        self._room = 0  # rows there are below the heading
         self._chosen: set[Address] = set()
         self._events: deque[CardEvent] = deque(maxlen=_KEPT)
 
@@ -173,7 +175,7 @@ class RebindPanel(Scrolled):
             self._propose(make)
 
     def action_open_job(self) -> None:
-        job = self._job
+        job = self._told_job
         if job is not None:
             self._open(job)
 
@@ -182,8 +184,15 @@ class RebindPanel(Scrolled):
     @property
     def _job(self) -> JobView | None:
         """The job that moves cards, while it does or waits for a word."""
-        job = self._host.current if self._host is not None else None
-        return job if job is not None and job.plan.action in ("rebind", "repair", "recover") else None
+        return _of_cards(self._host.current) if self._host is not None else None
+
+    @property
+    def _told_job(self) -> JobView | None:
+        """That job, or the last one when it ended otherwise than meant: its reason is still of use."""
+        if self._job is not None or self._host is None:
+            return self._job
+        last = _of_cards(self._host.latest)
+        return last if last is not None and last.state in ("failed", "rolled-back") else None
 
     def _in_flight(self) -> frozenset[Address]:
         job = self._job
@@ -200,6 +209,10 @@ class RebindPanel(Scrolled):
         named = self._site.gpus
         return tuple(slot for slot in self._inventory.slots if named == "auto" or slot.address in named)
 
+    def rows(self, snapshot: Snapshot, width: int, height: int) -> list[Row]:
+        self._room = max(0, height - 1)
+        return super().rows(snapshot, width, height)
+
     def all_rows(self, snapshot: Snapshot, width: int) -> list[Row]:
         rows = [spread([Span(f"{self.TITLE} ", "title"), self._age()], self._keys(width), width)]
         if self._problem is not None:
@@ -208,14 +221,14 @@ class RebindPanel(Scrolled):
         if inventory is None:
             told = "" if self._problem is not None else " reading cards and guests"
             return [*rows, [Span(told, "dim")]]
-        rows += self._sides(inventory, width)
+        rows += side_rows(inventory, self._site, width, self.glyphs)
         for number, slot in enumerate(self._cards()):
             rows.append(self._card(number, slot, width))
         if not self._cards():
             rows.append([Span(" no NVIDIA card on the PCI bus", "warn")])
-        rows += self._left(width)
-        rows += self._job_rows(width)
-        rows += self._kernel(width)
+        rows += left_rows(self._stranded, width, self.glyphs)
+        rows += job_rows(self._told_job, width, self.glyphs)
+        rows += kernel_rows(self._events, width, self._room + 1 - len(rows), self.glyphs)
         return rows
 
     def _age(self) -> Span:
@@ -230,30 +243,12 @@ class RebindPanel(Scrolled):
             pairs.insert(3, ("f", "repair"))
         if self._job is not None:
             pairs = [("enter", "the job"), ("esc", "back")]
+        elif self._told_job is not None:
+            pairs.insert(-1, ("enter", "job"))
         row: Row = []
         for key, told in pairs:
             row += [Span(f" {key}", "key"), Span(f" {told} ", "dim")]
         return row
-
-    def _sides(self, inventory: Inventory, width: int) -> Iterator[Row]:
-        """Who is on either side, over the ends of the track."""
-        start, track = _start(), _track(width)
-        container = self._site.container.id
-        guest = inventory.container(container) if container is not None else None
-        left = f"CT {container}" if container is not None else "host"
-        left += f" {guest.status or 'state unknown'}" if guest is not None else ""
-        vm = inventory.vm(self._site.vm.id) if self._site.vm is not None else None
-        right = "no VM in the site file" if self._site.vm is None else f"VM {self._site.vm.id} is not there"
-        if vm is not None:
-            right = f"VM {vm.id} {vm.name or ''} {vm.status or 'state unknown'}".replace("  ", " ")
-            right += f", locked: {vm.lock}" if vm.lock is not None else ""
-        yield []
-        yield [
-            Span(f"{left:>{start + 1}}", "part"),
-            Span(" " * (track - 2)),
-            Span(clip(right, max(0, width - start - track), self.glyphs), "part"),
-        ]
-        yield [Span(f"{'nvidia':>{start + 1}}", "dim"), Span(" " * (track - 2)), Span("vfio-pci", "dim")]
 
     def _card(self, number: int, slot: Slot, width: int) -> Row:
         glyphs = self.glyphs
@@ -265,7 +260,7 @@ class RebindPanel(Scrolled):
             Span(f"{glyphs.dot if chosen else glyphs.idle} ", "accent" if chosen else "dim"),
             Span(f"{number} {name:<9}{node:<9}", "text" if at or chosen else "dim"),
         ]
-        row += self._lane(slot, _track(width), chosen)
+        row += self._lane(slot, track_of(width), chosen)
         told, role = self._told(slot)
         room = max(0, width - width_of(row) - 2)
         return [*row, Span(f" {clip(told, room, glyphs)}", role)]
@@ -282,15 +277,20 @@ class RebindPanel(Scrolled):
         role = "warn" if moving or place == 0.5 else "accent" if chosen else "text"
         cell = round(place * (track - 1))
         rail = glyphs.rule * track
+        if chosen and self._job is None and place != 0.5:  # where its move would take it
+            rail = rail[:-1] + glyphs.remedy if place == 0.0 else glyphs.home + rail[1:]
+            way = "accent"
+        else:
+            way = "rule"
         knob = glyphs.work if moving else glyphs.dot
-        return [Span(rail[:cell], "rule"), Span(knob, role), Span(rail[cell + 1 :], "rule")]
+        return [Span(rail[:cell], way), Span(knob, role), Span(rail[cell + 1 :], way)]
 
     def _told(self, slot: Slot) -> tuple[str, str]:
         """What there is to say of a card: its step of the job, its trouble, or its group."""
         job = self._job
         step = _step_of(job, slot) if job is not None else None
         if step is not None:
-            return _step_words(step)
+            return step_words(step)
         trouble = next((one for one in self._stranded if one.card == slot.address), None)
         if trouble is not None:
             return trouble.words, "dim" if trouble.harmless else "bad"
@@ -303,71 +303,11 @@ class RebindPanel(Scrolled):
         step = _step_of(job, slot) if job is not None and job.state == "running" else None
         return step if step is not None and step.state in ("doing", "undoing") else None
 
-    def _left(self, width: int) -> Iterator[Row]:
-        broken = [one for one in self._stranded if not one.harmless]
-        if not broken:
-            return
-        yield []
-        yield heading("LEFT HALF WAY", [Span(f"{len(broken)}", "bad")], width, self.glyphs, "part")
-        for one in broken:
-            yield from paragraph(f"{self.glyphs.bad} {one.card} {one.words}", "bad", width, " ")
-            yield from paragraph(f"{self.glyphs.remedy} {one.remedy}", "accent", width, "   ")
 
-    def _job_rows(self, width: int) -> Iterator[Row]:
-        job = self._job
-        if job is None:
-            return
-        yield []
-        told: Row = [Span(job.state, "bad" if job.state == "interrupted" else "warn")]
-        yield heading(f"JOB {job.plan.title}", told, width, self.glyphs, "part")
-        for reason in job.reasons:
-            yield from paragraph(f"{self.glyphs.bad} {reason}", "bad", width, " ")
-        for step in job.steps:
-            if step.state in ("doing", "undoing", "failed", "undo-failed"):
-                said = (
-                    step.planned.words if step.state == "doing" else step.planned.undo or step.planned.words
-                )
-                yield [Span(" "), step_mark(step.state, self.glyphs), Span(f" {said}", "text")]
-                if step.words and step.state in ("failed", "undo-failed"):
-                    yield from paragraph(step.words, "bad", width, "   ")
-        if job.progress is not None:
-            yield from paragraph(job.progress.words, "dim", width, "   ")
-
-    def _kernel(self, width: int) -> Iterator[Row]:
-        if not self._events:
-            return
-        yield []
-        yield heading("KERNEL", [Span("since this page is open", "dim")], width, self.glyphs, "part")
-        for event in list(self._events)[-_SHOWN:]:
-            clock = time.strftime("%H:%M:%S", time.localtime(event.at))
-            role = "bad" if event.grave else "text"
-            room = max(0, width - 12)
-            yield [Span(f" {clock}  ", "dim"), Span(clip(event.words, room, self.glyphs), role)]
+def _of_cards(job: JobView | None) -> JobView | None:
+    return job if job is not None and job.plan.action in ("rebind", "repair", "recover") else None
 
 
 def _step_of(job: JobView, slot: Slot) -> StepView | None:
     """The step that moves this card."""
-    return next((step for step in job.steps if step.planned.id.endswith(f"-{slot.name}")), None)
-
-
-def _step_words(step: StepView) -> tuple[str, str]:
-    told = {
-        "waiting": ("waits for its turn", "dim"),
-        "doing": ("moving", "warn"),
-        "done": ("moved", "good"),
-        "skipped": ("there already", "good"),
-        "failed": (f"failed: {step.words}", "bad"),
-        "undoing": ("going back", "warn"),
-        "undone": ("went back", "warn"),
-        "undo-failed": (f"did not go back: {step.words}", "bad"),
-    }
-    return told.get(step.state, (step.state, "dim"))
-
-
-def _start() -> int:
-    """Cells before the track: cursor, choice, number, slot, node."""
-    return 2 + 2 + 2 + 9 + 9
-
-
-def _track(width: int) -> int:
-    return next(cells for least, cells in reversed(_TRACKS) if width >= least)
+    return next((step for step in job.steps if slot_of(job, step) == slot.name), None)
