@@ -9,6 +9,7 @@ import pty
 import sys
 import threading
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -81,6 +82,9 @@ def on_a_terminal(lab: ServiceLab, answer: bytes, *words: str, asks: bytes = b"[
             os.environ["TERM"] = "xterm-256color"
             code = run(["--site", str(lab.site_path), *words])
             sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:  # noqa: BLE001  whoever reads the terminal reads why
+            traceback.print_exc()
             sys.stderr.flush()
         finally:
             os._exit(code)

@@ -92,9 +92,8 @@ def kernel_rows(events: Collection[CardEvent], width: int, free: int, glyphs: Gl
     for event in list(events)[-max(_LEAST, free - 2) :]:
         clock = time.strftime("%H:%M:%S", time.localtime(event.at))
         role = "bad" if event.grave else "text"
-        card = (
-            (event.card or "").rpartition(".")[0].removeprefix("0000:")
-        )  # the words may name its port alone
+        # Its words may name the card's port alone, or its minor.
+        card = (event.card or "").rpartition(".")[0].removeprefix("0000:")
         row: Row = [Span(f" {clock}  ", "dim"), Span(f"{card:<7}", "text")]
         yield [*row, Span(clip(event.words, max(0, width - width_of(row) - 1), glyphs), role)]
 
