@@ -80,6 +80,7 @@ def on_a_terminal(lab: ServiceLab, answer: bytes, *words: str, asks: bytes = b"[
             sys.stdin = os.fdopen(0, closefd=False)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             os.environ["TERM"] = "xterm-256color"
+            launch._children.clear()  # a gpuops of its own has started no job before
             code = run(["--site", str(lab.site_path), *words])
             sys.stdout.flush()
             sys.stderr.flush()
