@@ -10,6 +10,7 @@ import pytest
 from console.model.operation import JobView, Plan
 from console.model.rebind.inventory import Inventory
 from console.operations.rebind import plan_rebind, plan_recover, plan_repair
+from console.operations.rebind.request import Rung
 from console.operations.step import Refused
 from console.sources.inventory import read_inventory
 from tests.operations.service_lab import ServiceLab, hurry, service_lab
@@ -279,8 +280,108 @@ def test_what_a_crash_left_is_repaired(lab: ServiceLab) -> None:
     assert {function.override for slot in inventory(lab).slots for function in slot.functions} == {None}
 
 
-def test_the_ladder_tries_what_was_asked_for_and_names_the_next_rung(lab: ServiceLab) -> None:
-    plan = lab.plan(partial(plan_recover, card=FIRST))
+def free_cards(lab: ServiceLab) -> None:
+    """Of everything that has them open."""
+    lab.inside("systemctl", "stop", "sglang.service")
+    lab.host("systemctl", "stop", "nvidia-persistenced.service")
+
+
+def test_the_ladder_tries_what_was_asked_for_and_names_the_next_rung(shared_box: ServiceLab) -> None:
+    plan = shared_box.plan(partial(plan_recover, card=FIRST))
     assert plan.target == "0000:01:00"
     assert "this tries one rung only" in plan.costs[0]
+    assert "next is rescan" in plan.costs[1]
     assert "take the power off it" in plan.costs[-1]
+
+
+def test_a_card_in_use_is_not_recovered(lab: ServiceLab) -> None:
+    plan = lab.plan(partial(plan_recover, card=FIRST))
+    assert evidence(plan, "holders").startswith("fail: pid ")
+    free_cards(lab)
+    plan = lab.plan(partial(plan_recover, card=FIRST))
+    assert not plan.blocked
+    lab.host("systemctl", "start", "nvidia-persistenced.service")
+    job = lab.put(plan)
+    assert lab.run(job) == 5
+    assert "0000:01:00 is in use, so nothing was touched: pid " in lab.view(job).reasons[0]
+    assert lab.view(job).reasons[0].endswith("systemctl stop nvidia-persistenced.service")
+
+
+@pytest.mark.parametrize("rung", ["reset", "rescan", "bus-reset"])
+def test_each_rung_leaves_a_card_that_answers_where_it_was(lab: ServiceLab, rung: Rung) -> None:
+    free_cards(lab)
+    code, view = lab.carried_out(partial(plan_recover, card="0000:41:00", rung=rung))
+    assert code == 0, view.reasons
+    assert told(view, f"rescue-{rung}") == "done: 0000:41:00.0 answers: its config space can be read"
+    assert sides(lab) == {card: {"nvidia", "snd_hda_intel"} for card in sides(lab)}
+
+
+def test_a_card_off_the_bus_is_led_up_the_ladder_to_the_cold_cycle() -> None:
+    with service_lab("gpu-lost") as lab:
+        (dead,) = [slot for slot in inventory(lab).slots if slot.gpu.config_ok is False]
+        free_cards(lab)
+        reasons = []
+        for rung in ("reset", "rescan", "bus-reset"):
+            code, view = lab.carried_out(partial(plan_recover, card=dead.name, rung=rung))
+            assert (code, view.state) == (5, "failed")
+            reasons.append(view.reasons[0])
+        again = lab.plan(partial(plan_recover, card=dead.name))
+    reset, rescan, bus_reset = reasons
+    assert "ENOTTY" in reset
+    assert reset.endswith(f"next: gpuops rebind --recover {dead.name} --rung rescan")
+    assert rescan == (
+        f"{dead.address} has not come back to the bus; "
+        f"next: gpuops rebind --recover {dead.name} --rung bus-reset"
+    )
+    assert bus_reset.startswith(f"{dead.address} has not come back to the bus; no rung is left: ")
+    assert again.blocked, "what is not there cannot be reset"
+    assert evidence(again, "dead") == "pass: an earlier rung took it off the bus, and it did not come back"
+
+
+def test_a_rescan_that_died_half_way_is_carried_on(lab: ServiceLab) -> None:
+    """The card is off the bus by then."""
+    free_cards(lab)
+    job = lab.put(lab.plan(partial(plan_recover, card=FIRST, rung="rescan")))
+    for address in ("0000:01:00.1", FIRST):
+        lab.write(f"/sys/bus/pci/devices/{address}/remove", "1")
+    assert FIRST[:-2] not in sides(lab)
+    assert lab.run(job) == 0, lab.view(job).reasons
+    assert sides(lab)["0000:01:00"] == {"nvidia", "snd_hda_intel"}
+
+
+def plug_beside(lab: ServiceLab, card: str, other: str) -> None:
+    """A card is behind the port of another, as on a riser with a switch of one port."""
+    devices = lab.runner.root / "sys/bus/pci/devices"
+    folder = (devices / card).resolve()
+    port = (devices / other).resolve().parent
+    folder.rename(port / card)
+    folder.symlink_to(port / card)
+
+
+def test_no_bus_is_reset_under_a_neighbour_that_is_in_use() -> None:
+    with service_lab("holder") as lab:
+        free_cards(lab)
+        reset = partial(plan_recover, card=FIRST, rung="bus-reset")
+        assert not lab.plan(reset).blocked, "who holds another card is of no matter"
+        busy = inventory(lab).slots[6].address
+        plug_beside(lab, busy, FIRST)
+        plan = lab.plan(reset)
+        assert f"{busy[:-2]} on the same port is reset too" in plan.costs
+        assert evidence(plan, "holders").startswith("fail: pid 77120 python train.py")
+        job = lab.put(plan)  # as if the process had come after the plan was made
+        assert lab.run(job) == 5
+        assert f"{busy[:-2]} is in use, so nothing was touched: pid 77120 " in lab.view(job).reasons[0]
+        assert not lab.plan(partial(reset, rung="reset")).blocked, "the card alone is reset"
+
+
+def test_no_bus_is_reset_with_a_device_on_it_that_is_no_card(lab: ServiceLab) -> None:
+    free_cards(lab)
+    reset = partial(plan_recover, card=FIRST, rung="bus-reset")
+    others = [one for one in inventory(lab).others if not one.is_bridge and one.driver is not None]
+    disk = others[0]
+    beside = f"{FIRST[:8]}1f.0"
+    devices = lab.runner.root / "sys/bus/pci/devices"
+    (devices / beside).symlink_to((devices / disk.address).resolve())
+    plan = lab.plan(reset)
+    assert plan.blocked
+    assert f"{beside} ({disk.kind}) on {disk.driver} is on the same bus" in evidence(plan, "rung")

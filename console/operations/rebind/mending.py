@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
 
 from console.model.card import Address
 from console.model.finding import Finding
 from console.model.operation import Plan
 from console.model.rebind.holders import HolderScan, is_reader
-from console.model.rebind.inventory import Inventory, Slot, Target
+from console.model.rebind.inventory import Function, Inventory, Slot, Target
+from console.model.rebind.moves import CardMove
+from console.model.rebind.pve import normal
 from console.model.rebind.stranded import Stranded, reconcile
-from console.operations.rebind.planning import chosen_cards, moves_of, read_all_facts, root_finding, written
+from console.operations.rebind.planning import (
+    chosen_cards,
+    moves_of,
+    read_all_facts,
+    read_cards,
+    root_finding,
+    written,
+)
 from console.operations.rebind.repair import COLD, RUNGS
 from console.operations.rebind.request import RecoverRequest, Repaired, RepairRequest, Rung
 from console.operations.step import Context, Refused
+from console.store.jobs import list_jobs
 
 
 async def plan_repair(context: Context, asked: tuple[str, ...] = ()) -> Plan:
@@ -46,35 +59,82 @@ async def plan_repair(context: Context, asked: tuple[str, ...] = ()) -> Plan:
 
 
 async def plan_recover(context: Context, card: str, rung: Rung = "reset") -> Plan:
-    """Try one rung of the ladder on a card that does not answer."""
-    inventory, (slot,) = await chosen_cards(context, (card,))
-    facts = await read_all_facts(context, (slot,), {})
-    dead = any(function.config_ok is False for function in slot.functions)
+    """Try one rung of the ladder on a card that does not answer, or that an earlier rung took off the bus."""
+    patient = await _patient(context, card)
+    inventory, move = patient.inventory, patient.move
+    beside = patient.beside if rung == "bus-reset" else ()
+    concerned = beside if patient.slot is None else (patient.slot, *beside)
+    facts = await read_all_facts(context, concerned, {})
     findings = [
         root_finding(facts),
-        Finding("dead", slot.address, "pass", "its config space reads all ones: it does not answer")
-        if dead
-        else Finding(
-            "dead",
-            slot.address,
-            "warn",
-            "its config space can be read: it answers",
-            "gpuops doctor tells more",
-        ),
-        *_in_use(facts.holders, {slot.address}),
-        _rung_finding(inventory, slot, rung),
+        _dead_finding(patient),
+        *_in_use(facts.holders, {one.address for one in concerned}),
+        _rung_finding(patient, rung),
     ]
-    neighbours = _neighbours(inventory, slot) if rung == "bus-reset" else ()
     rest = [f"{name}: {RUNGS[name]}" for name in list(RUNGS)[list(RUNGS).index(rung) + 1 :]]
     costs = [
         f"this tries one rung only: {RUNGS[rung]}",
-        *(f"{', '.join(neighbours)} on the same port is reset too" for _ in neighbours[:1]),
+        *(f"{one.name} on the same port is reset too" for one in beside),
         *(f"when it does not help, next is {words}" for words in rest[:1]),
         f"in the end {COLD}",
     ]
-    request = RecoverRequest(move=moves_of(context, inventory, (slot,))[0], rung=rung, port=slot.upstream)
-    title = f"recover {slot.name}: {rung}"
-    return written(context, "recover", title, slot.name, request, findings, costs)
+    others = moves_of(context, inventory, beside)
+    request = RecoverRequest(move=move, rung=rung, port=patient.port, beside=others)
+    title = f"recover {move.name}: {rung}"
+    return written(context, "recover", title, move.name, request, findings, costs)
+
+
+@dataclass(frozen=True)
+class _Patient:
+    """The card to recover. ``slot`` is None once a rung has taken it off the bus and it did not come back."""
+
+    inventory: Inventory
+    move: CardMove
+    port: Address | None
+    slot: Slot | None
+
+    @property
+    def beside(self) -> tuple[Slot, ...]:
+        """Other cards below the same port."""
+        return tuple(
+            one
+            for one in self.inventory.slots
+            if one.address != self.move.address and one.upstream == self.port is not None
+        )
+
+    @property
+    def strangers(self) -> tuple[Function, ...]:
+        """What else is on the card's bus, is no card, and has a driver that would not know of a reset."""
+        bus = self.move.name.rpartition(":")[0]
+        return tuple(
+            one
+            for one in self.inventory.others
+            if one.address.rpartition(":")[0] == bus and one.driver is not None
+        )
+
+
+async def _patient(context: Context, card: str) -> _Patient:
+    try:
+        inventory, (slot,) = await chosen_cards(context, (card,))
+    except Refused:
+        earlier = _last_rung(context, card)
+        if earlier is None:
+            raise
+        inventory = await read_cards(context)
+        if inventory.slot(earlier.move.address) is not None:
+            raise
+        return _Patient(inventory, earlier.move, earlier.port, None)
+    return _Patient(inventory, moves_of(context, inventory, (slot,))[0], slot.upstream, slot)
+
+
+def _last_rung(context: Context, card: str) -> RecoverRequest | None:
+    """The rung that was last tried on the card of this name."""
+    for job in list_jobs(context.state):
+        if job.plan.action == "recover" and job.begun:
+            request = msgspec.json.decode(job.plan.request, type=RecoverRequest)
+            if normal(card) in (request.move.name, request.move.address):
+                return request
+    return None
 
 
 def _nothing_to_mend(found: list[Stranded]) -> str:
@@ -109,22 +169,32 @@ def _in_use(scan: HolderScan | None, cards: set[Address]) -> Iterable[Finding]:
         yield Finding(id, title, "pass", f"none of {scan.processes} has one of them open")
 
 
-def _rung_finding(inventory: Inventory, slot: Slot, rung: Rung) -> Finding:
+def _dead_finding(patient: _Patient) -> Finding:
+    id, address = "dead", patient.move.address
+    if patient.slot is None:
+        return Finding(id, address, "pass", "an earlier rung took it off the bus, and it did not come back")
+    if any(function.config_ok is False for function in patient.slot.functions):
+        return Finding(id, address, "pass", "its config space reads all ones: it does not answer")
+    words = "its config space can be read: it answers"
+    return Finding(id, address, "warn", words, "gpuops doctor tells more")
+
+
+def _rung_finding(patient: _Patient, rung: Rung) -> Finding:
     id, title = "rung", "What can be tried"
-    if rung == "reset" and not slot.gpu.reset_methods:
-        told = f"the kernel knows no way to reset {slot.address}"
+    slot, move = patient.slot, patient.move
+    if rung == "reset" and slot is None:
+        return Finding(id, title, "fail", f"{move.address} is not on the bus", "--rung rescan")
+    if rung == "reset" and slot is not None and not slot.gpu.reset_methods:
+        told = f"the kernel knows no way to reset {move.address}"
         return Finding(id, title, "fail", told, "--rung rescan")
     if rung == "bus-reset":
-        if slot.upstream is None:
-            return Finding(id, title, "fail", f"the port of {slot.name} is not known", COLD)
-        if slot.upstream_reset_methods and "bus" not in slot.upstream_reset_methods:
-            told = f"the port {slot.upstream} can only be reset by {', '.join(slot.upstream_reset_methods)}"
+        if patient.port is None:
+            return Finding(id, title, "fail", f"the port of {move.name} is not known", COLD)
+        if patient.strangers:
+            told = ", ".join(f"{one.address} ({one.kind}) on {one.driver}" for one in patient.strangers)
+            return Finding(id, title, "fail", f"{told} is on the same bus, and would be reset too", COLD)
+        methods = slot.upstream_reset_methods if slot is not None else ()
+        if methods and "bus" not in methods:
+            told = f"the port {patient.port} can only be reset by {', '.join(methods)}"
             return Finding(id, title, "warn", told, COLD)
     return Finding(id, title, "pass", RUNGS[rung])
-
-
-def _neighbours(inventory: Inventory, slot: Slot) -> tuple[str, ...]:
-    """Other cards below the same port."""
-    return tuple(
-        one.name for one in inventory.slots if one is not slot and one.upstream == slot.upstream is not None
-    )

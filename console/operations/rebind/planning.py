@@ -25,10 +25,18 @@ from console.store.jobs import list_jobs
 
 async def chosen_cards(context: Context, asked: tuple[str, ...]) -> tuple[Inventory, tuple[Slot, ...]]:
     """Refused with the reason when the cards cannot be read, or are none."""
+    inventory = await read_cards(context)
     try:
-        inventory = await look(context, wake=True)
         return inventory, choose(inventory, asked, context.site.gpus)
-    except (StepFailed, ChoiceProblem) as problem:
+    except ChoiceProblem as problem:
+        raise Refused(str(problem)) from None
+
+
+async def read_cards(context: Context) -> Inventory:
+    """All there is now, sleeping cards woken. Refused with the reason when it cannot be read."""
+    try:
+        return await look(context, wake=True)
+    except StepFailed as problem:
         raise Refused(str(problem)) from None
 
 

@@ -74,6 +74,7 @@ class Rescue(Step):
     deadline = _RUNG_S
 
     def __init__(self, request: RecoverRequest) -> None:
+        self._request = request
         self._move = request.move
         self._rung = request.rung
         self._port = request.port
@@ -85,28 +86,45 @@ class Rescue(Step):
 
     async def do(self, context: Context) -> None:
         await release_own(context)
-        await clear_of_kernel(context, self._move)
-        holders = await who_holds(context, (self._move.address,))
-        if holders:
-            told = tuple(f"{holder.words}; to end it: {holder.remedy}" for holder in holders)
-            raise StepFailed(
-                f"{self._move.name} is in use, so it was not touched: {told[0]}", told, stop=True
-            )
+        for move in self._request.moves:
+            await clear_of_kernel(context, move)
+        await self._unused(context)
         if self._rung == "reset":
-            _must(await kernel_write.reset(context.host, self._move.address))
+            self._must(await kernel_write.reset(context.host, self._move.address))
         elif self._rung == "rescan":
             await self._rescan(context)
         else:
-            _must(await kernel_write.reset_bus(context.host, self._need_port()))
+            port = self._need_port()
+            self._must(await kernel_write.reset_bus(context.host, port))
+            if (await look(context)).slot(self._move.address) is None:
+                self._must(await kernel_write.rescan(context.host, port))
 
     async def verify(self, context: Context) -> str:
         if (await look(context)).slot(self._move.address) is None:
-            raise StepFailed(f"{self._move.address} has not come back to the bus. {COLD}", stop=True)
-        try:
-            await answers(context, self._move.address)
-        except StepFailed as failed:
-            raise StepFailed(f"{failed}; {next_words(self._rung)}", stop=True) from None
+            raise StepFailed(f"{self._move.address} has not come back to the bus; {self._next}", stop=True)
+        for address in reversed(self._request.addresses):  # its own last: that is what was asked
+            try:
+                await answers(context, address)
+            except StepFailed as failed:
+                raise StepFailed(f"{failed}; {self._next}", stop=True) from None
         return f"{self._move.address} answers: its config space can be read"
+
+    async def _unused(self, context: Context) -> None:
+        """StepFailed when somebody has the card open, or one that is reset with it."""
+        inventory = await look(context)
+        # A rescan, also one that was cut short, takes the card off the bus; then nobody has it open.
+        there = tuple(address for address in self._request.addresses if inventory.slot(address) is not None)
+        if self._move.address not in there and self._rung == "reset":
+            raise StepFailed(f"{self._move.address} is not on the bus any more; {self._next}", stop=True)
+        holders = await who_holds(context, there)
+        if holders:
+            told = tuple(f"{holder.words}; to end it: {holder.remedy}" for holder in holders)
+            names = ", ".join(
+                move.name
+                for move in self._request.moves
+                if any(move.address in holder.cards for holder in holders)
+            )
+            raise StepFailed(f"{names} is in use, so nothing was touched: {told[0]}", told, stop=True)
 
     async def _rescan(self, context: Context) -> None:
         inventory = await look(context)
@@ -116,25 +134,27 @@ class Rescue(Step):
             if found is None:
                 continue
             if found.d3cold_allowed:
-                _must(await kernel_write.set_attribute(context.host, function.address, "d3cold_allowed", "0"))
-            _must(await kernel_write.remove(context.host, function.address))
-        _must(await kernel_write.rescan(context.host, self._port))
+                self._must(
+                    await kernel_write.set_attribute(context.host, function.address, "d3cold_allowed", "0")
+                )
+            self._must(await kernel_write.remove(context.host, function.address))
+        self._must(await kernel_write.rescan(context.host, self._port))
 
     def _need_port(self) -> str:
         if self._port is None:
             raise StepFailed(f"the port that {self._move.name} is plugged into is not known", stop=True)
         return self._port
 
+    def _must(self, written: Written) -> None:
+        if written.outcome == "pending":
+            raise StepFailed(f"pending in the kernel: {written.path}: {written.reason}", stop=True)
+        if not written.done:
+            words = f"{written.path}: {written.error or written.reason}"
+            raise StepFailed(f"{words}; {self._next}", stop=True)
 
-def next_words(rung: Rung) -> str:
-    """What to try after a rung that did not help."""
-    rungs = list(RUNGS)
-    after = rungs[rungs.index(rung) + 1 :]
-    return f"next: gpuops rebind --recover … --rung {after[0]}" if after else COLD
-
-
-def _must(written: Written) -> None:
-    if written.outcome == "pending":
-        raise StepFailed(f"pending in the kernel: {written.path}: {written.reason}", stop=True)
-    if not written.done:
-        raise StepFailed(f"{written.path}: {written.error or written.reason}", stop=True)
+    @property
+    def _next(self) -> str:
+        """What to try when this rung did not help."""
+        rungs = list(RUNGS)
+        after = rungs[rungs.index(self._rung) + 1 :]
+        return f"next: gpuops rebind --recover {self._move.name} --rung {after[0]}" if after else COLD

@@ -78,15 +78,23 @@ class RepairRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoverRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A card that does not answer, and what is tried. ``port`` is the bridge that it is plugged into."""
+    """A card that does not answer, and what is tried. ``port`` is the bridge that it is plugged into.
+
+    ``beside`` are cards that are reset with it.
+    """
 
     move: CardMove
     rung: Rung
     port: Address | None = None
+    beside: tuple[CardMove, ...] = ()
+
+    @property
+    def moves(self) -> tuple[CardMove, ...]:
+        return (self.move, *self.beside)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        return (self.move.address,)
+        return tuple(move.address for move in self.moves)
 
 
 #: The request of each action of this package.
