@@ -65,7 +65,7 @@ def slot(
         "uuid": f"GPU-{bus}" if driver == "nvidia" else None,
         "minor": index if driver == "nvidia" else None,
         "upstream": port.address,
-        "upstream_reset_methods": ("pm", "bus"),
+        "bus_reset": True,
     }
     return Slot(**(values | fields))
 

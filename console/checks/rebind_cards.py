@@ -127,18 +127,19 @@ def display(question: Question) -> Outcome:
 
 def reset(question: Question) -> Outcome:
     """Between two owners a card has to be reset; with which means is recorded."""
-    without = [
-        slot.address
-        for slot in question.chosen
-        if not slot.gpu.reset_methods and "bus" not in slot.upstream_reset_methods
-    ]
+    without = [slot.address for slot in question.chosen if not slot.gpu.reset_methods and not slot.bus_reset]
     if without:
         remedy = "only a cold boot cleans it between owners; check reset_method in sysfs"
         return "warn", f"{listed(without, ', ')}: the kernel knows no way to reset it", remedy
-    methods = sorted({" ".join(slot.gpu.reset_methods) or "bus, by its port" for slot in question.chosen})
+    methods = sorted({_means(slot) for slot in question.chosen})
     cold = sum(bool(slot.gpu.d3cold_allowed) for slot in question.chosen)
     guard = f"; D3cold is switched off for {cold} of them once they are on vfio-pci" if cold else ""
-    return "pass", f"{', '.join(methods)}{guard}", None
+    return "pass", f"{' or '.join(methods)}{guard}", None
+
+
+def _means(slot: Slot) -> str:
+    by_port = ("bus by its port",) if slot.bus_reset else ()
+    return ", ".join((*slot.gpu.reset_methods, *by_port))
 
 
 def kernel_log(question: Question) -> Outcome:

@@ -223,7 +223,7 @@ class Tree:
             self._write(folder / "reset_method", "flr\n")
             self._write(folder / "reset", "")
         elif bridge:
-            self._write(folder / "reset_method", "pm bus\n")
+            self._write(folder / "reset_method", "pm\n")  # of the port itself
             for name in ("reset", "reset_subordinate"):
                 self._write(folder / name, "")
         if function.class_code >> 8 == 0x0300:

@@ -207,9 +207,7 @@ def _slot(
         framebuffer=pictures.get(home),
         sriov_vfs=(number_of(folder / "sriov_numvfs") or 0) if first.pending is None else 0,
         upstream=upstream,
-        upstream_reset_methods=()
-        if upstream is None
-        else _words(root / _DEVICES / upstream / "reset_method"),
+        bus_reset=upstream is not None and (root / _DEVICES / upstream / "reset_subordinate").exists(),
     )
 
 

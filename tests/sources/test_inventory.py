@@ -74,7 +74,7 @@ class Host:
 
     def port(self, address: str = PORT, group: int | None = 15) -> None:
         folder = self.function(
-            address, "pcieport", group=group, below=None, vendor="0x1022", reset_method="pm bus"
+            address, "pcieport", group=group, below=None, vendor="0x1022", reset_method="pm"
         )
         self.write(f"{folder}/class", "0x060400\n")
         (self.root / folder / "pci_bus").mkdir()
@@ -136,9 +136,16 @@ def test_a_card_on_the_driver(host: Host):
         (SOUND, "audio", "snd_hda_intel"),
     ]
     assert (slot.boot_vga, slot.sriov_vfs) == (True, 2)
-    assert (slot.upstream, slot.upstream_reset_methods) == (PORT, ("pm", "bus"))
+    assert (slot.upstream, slot.bus_reset) == (PORT, False)
     assert (slot.gpu.override, slot.gpu.config_ok, slot.gpu.reset_methods) == (None, True, ("flr", "bus"))
     assert (slot.gpu.d3cold_allowed, slot.gpu.power_control, slot.gpu.pending) == (True, "on", None)
+
+
+def test_only_a_port_with_a_file_for_it_can_reset_the_bus_below_it(host: Host):
+    host.card()
+    assert not host.only().bus_reset, "a port's own reset is none of what is below it"
+    host.write(f"sys/devices/pci0000:40/{PORT}/reset_subordinate", "")
+    assert host.only().bus_reset
 
 
 def test_the_port_is_in_the_group_and_does_not_move(host: Host):

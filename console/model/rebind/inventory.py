@@ -88,7 +88,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     framebuffer: str | None = None  # "fb0 (nvidia-drmdrmfb)": a console is drawn on it
     sriov_vfs: int = 0  # virtual functions that are switched on
     upstream: Address | None = None  # the port that it is plugged into
-    upstream_reset_methods: tuple[str, ...] = ()
+    bus_reset: bool = False  # the port has a file that resets the bus below it: since Linux 6.13
 
     @property
     def gpu(self) -> Function:

@@ -129,12 +129,9 @@ async def rescan(runner: Runner, bridge: Address | None = None) -> Written:
 async def reset_bus(runner: Runner, port: Address) -> Written:
     """Reset the bus below a port, and with it everything that is plugged into it.
 
-    Since Linux 6.13 a port has a file for that; before, its own reset does it where ``bus`` is its method.
+    ENOENT before Linux 6.13: a port's own ``reset`` never does it (pci.c, pci_parent_bus_reset).
     """
-    name = "reset_subordinate"
-    if not (runner.root / f"{_device(port)}/{name}".removeprefix("/")).exists():
-        name = "reset"
-    return await write(runner, f"{_device(port)}/{name}", "1", deadline=RESET_S)
+    return await write(runner, f"{_device(port)}/reset_subordinate", "1", deadline=RESET_S)
 
 
 async def forget_id(runner: Runner, driver: str, vendor: int, device: int) -> Written:

@@ -79,7 +79,9 @@ async def plan_recover(context: Context, card: str, rung: Rung = "reset") -> Pla
         f"in the end {COLD}",
     ]
     others = moves_of(context, inventory, beside)
-    request = RecoverRequest(move=move, rung=rung, port=patient.port, beside=others)
+    request = RecoverRequest(
+        move=move, rung=rung, port=patient.port, bus_reset=patient.bus_reset, beside=others
+    )
     title = f"recover {move.name}: {rung}"
     return written(context, "recover", title, move.name, request, findings, costs)
 
@@ -91,6 +93,7 @@ class _Patient:
     inventory: Inventory
     move: CardMove
     port: Address | None
+    bus_reset: bool
     slot: Slot | None
 
     @property
@@ -123,8 +126,9 @@ async def _patient(context: Context, card: str) -> _Patient:
         inventory = await read_cards(context)
         if inventory.slot(earlier.move.address) is not None:
             raise
-        return _Patient(inventory, earlier.move, earlier.port, None)
-    return _Patient(inventory, moves_of(context, inventory, (slot,))[0], slot.upstream, slot)
+        return _Patient(inventory, earlier.move, earlier.port, earlier.bus_reset, None)
+    move = moves_of(context, inventory, (slot,))[0]
+    return _Patient(inventory, move, slot.upstream, slot.bus_reset, slot)
 
 
 def _last_rung(context: Context, card: str) -> RecoverRequest | None:
@@ -193,8 +197,7 @@ def _rung_finding(patient: _Patient, rung: Rung) -> Finding:
         if patient.strangers:
             told = ", ".join(f"{one.address} ({one.kind}) on {one.driver}" for one in patient.strangers)
             return Finding(id, title, "fail", f"{told} is on the same bus, and would be reset too", COLD)
-        methods = slot.upstream_reset_methods if slot is not None else ()
-        if methods and "bus" not in methods:
-            told = f"the port {patient.port} can only be reset by {', '.join(methods)}"
-            return Finding(id, title, "warn", told, COLD)
+        if not patient.bus_reset:
+            told = f"this kernel has no file to reset the bus below {patient.port}: Linux 6.13 brought it"
+            return Finding(id, title, "fail", told, COLD)
     return Finding(id, title, "pass", RUNGS[rung])

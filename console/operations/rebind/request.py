@@ -86,6 +86,7 @@ class RecoverRequest(msgspec.Struct, frozen=True, kw_only=True):
     move: CardMove
     rung: Rung
     port: Address | None = None
+    bus_reset: bool = False  # the bus below the port can be reset
     beside: tuple[CardMove, ...] = ()
 
     @property

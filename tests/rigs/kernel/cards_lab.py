@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -28,6 +28,8 @@ from console.model.site import Site
 from console.operations.job import carry_on
 from console.operations.rebind import functions, kernel_write
 from console.operations.rebind.cards import ToHost, ToVfio
+from console.operations.rebind.repair import Rescue
+from console.operations.rebind.request import RecoverRequest, Rung
 from console.operations.step import Context, Step
 from console.sources.inventory import read_inventory
 from console.sources.pending_writes import own_writes
@@ -292,15 +294,24 @@ def _vfio(number: int) -> int:
 # Jobs ------------------------------------------------------------------------------------------
 
 
+#: Where cards go; or a rung, which is tried on the first of them: the others are beside it.
+Way = Literal["vfio", "host"] | Rung
+
+
 class Request(msgspec.Struct):
     """What the steps are built from."""
 
-    to: str  # "vfio", "host"
+    to: Way
     moves: tuple[CardMove, ...]
+    port: str | None = None
 
 
 def steps_of(plan: Plan) -> tuple[Step, ...]:
     request = msgspec.json.decode(plan.request, type=Request)
+    if request.to != "vfio" and request.to != "host":
+        card, *beside = request.moves
+        tried = RecoverRequest(move=card, rung=request.to, port=request.port, beside=tuple(beside))
+        return (Rescue(tried),)
     kind: type[ToVfio | ToHost] = ToVfio if request.to == "vfio" else ToHost
     return tuple(kind(move) for move in request.moves)
 
@@ -328,11 +339,18 @@ class PointedRunner(LocalRunner):
 class Job:
     """A move of cards on the engine, each process of it forked from this one."""
 
-    def __init__(self, to: str, addresses: Sequence[str], homes: dict[str, str | None] | None = None) -> None:
+    def __init__(
+        self,
+        to: Way,
+        addresses: Sequence[str],
+        homes: dict[str, str | None] | None = None,
+    ) -> None:
         self._directory = Path(tempfile.mkdtemp(dir="/run"))
         self.state = State(self._directory)
         self.state.create()
-        request = msgspec.Raw(msgspec.json.encode(Request(to, moves(addresses, homes))))
+        card = read_inventory(ROOT, addresses[:1]).slot(addresses[0])
+        assert card is not None, addresses
+        request = msgspec.Raw(msgspec.json.encode(Request(to, moves(addresses, homes), card.upstream)))
         bare = Plan(action="rebind", title=to, target="it", made_at=0.0, request=request, steps=())
         self.steps = steps_of(bare)
         plan = msgspec.structs.replace(bare, steps=tuple(step.planned() for step in self.steps))
@@ -393,7 +411,7 @@ def context(runner: LocalRunner | None = None, state: State | None = None) -> Co
         snapshot=lambda: SimpleNamespace(profile=None),
     )
     return Context(
-        site=Site(),
+        site=Site(gpus=GPUS),
         profiles=(),
         monitor=monitor,
         state=state or State(Path("/run/none")),

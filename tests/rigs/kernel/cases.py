@@ -12,6 +12,7 @@ from pathlib import Path
 
 from console.operations.rebind import kernel_write
 from console.operations.rebind.cards import LoadDriver
+from console.operations.rebind.request import Rung
 from console.sources.inventory import read_inventory
 from console.sources.pending_writes import own_writes
 from console.transport.local import LocalRunner
@@ -111,7 +112,7 @@ def cards_that_come_back_in_another_order_get_other_minors_and_it_is_said() -> N
 # Killed -------------------------------------------------------------------------------------------
 
 
-def _killed_everywhere(to: str, begin: Callable[[], None]) -> None:
+def _killed_everywhere(to: lab.Way, begin: Callable[[], None]) -> None:
     """One card, a job killed before each of its writes; from each crash on to the end, and back."""
     begin()
     with Job(to, GPUS[:1]) as job:
@@ -160,7 +161,7 @@ def killed_while_the_kernel_still_binds_the_next_process_waits_for_it() -> None:
 # In the way ---------------------------------------------------------------------------------------
 
 
-def _refused_untouched(to: str, gpu: str, holder: str) -> None:
+def _refused_untouched(to: lab.Way, gpu: str, holder: str) -> None:
     before = lab.world()
     with Job(to, (gpu,)) as job:
         same(job.carry_on(), 4, job.view)
@@ -391,6 +392,63 @@ def an_id_that_proxmox_gave_vfio_pci_does_not_draw_a_card_back() -> None:
         same(job.carry_on(), 0, job.view)
     same(lab.drivers(GPUS), dict.fromkeys(GPUS, "nvidia"))
     same(lab.minors(), dict(zip(GPUS, range(4), strict=True)))
+
+
+# The ladder ---------------------------------------------------------------------------------------
+
+
+@case
+def a_rung_leaves_a_card_that_answers_where_it_was() -> None:
+    before, numbers = lab.world(), lab.minors()
+    rungs: tuple[Rung, ...] = ("reset", "rescan")
+    for rung in rungs:
+        with Job(rung, GPUS[1:2]) as job:
+            same(job.carry_on(), 0, job.view)
+        same(lab.drivers(), HOMES, rung)
+        same(lab.minors(), numbers, rung)
+        same([line[:2] for line in lab.world().values()], [line[:2] for line in before.values()], rung)
+
+
+@case
+def a_rescan_that_was_killed_before_any_write_is_carried_on() -> None:
+    with Job("rescan", GPUS[:1]) as job:
+        count, code = lab.counted(job)
+        same(code, 0, job.view)
+    assert count >= 3, count
+    for nth in range(count):
+        lab.put_home()
+        with Job("rescan", GPUS[:1]) as job:
+            same(job.carry_on(at=lab.killer(nth)), -signal.SIGKILL, nth)
+            same(job.carry_on("resume"), 0, (nth, job.view))
+        same(lab.drivers(), HOMES, nth)
+
+
+@case
+def a_bus_is_reset_only_by_the_file_that_newer_kernels_have_for_it() -> None:
+    port = (PCI / "devices" / GPUS[0]).resolve().parent
+    there = (port / "reset_subordinate").exists()
+    methods = port / "reset_method"
+    assert not methods.exists() or "bus" not in methods.read_text().split(), methods.read_text()
+    same(read_inventory(ROOT, GPUS[:1]).slots[0].bus_reset, there)
+    with Job("bus-reset", GPUS[:1]) as job:
+        same(job.carry_on(), 0 if there else 5, job.view)
+        assert there or "ENOENT; no rung is left" in job.why, job.why
+    same(lab.drivers(), HOMES)
+
+
+@case
+def no_rung_touches_a_card_that_is_open_nor_one_beside_it() -> None:
+    holder = Holder(lab.opened("/dev/nvidia1"))
+    rungs: tuple[tuple[Rung, Sequence[str]], ...] = (
+        ("reset", GPUS[1:2]),
+        ("rescan", GPUS[1:2]),
+        ("bus-reset", GPUS[:2]),
+    )
+    for rung, cards in rungs:
+        with Job(rung, cards) as job:
+            same(job.carry_on(), 5, job.view)
+            assert f"0000:02:00 is in use, so nothing was touched: pid {holder.pid} " in job.why, job.why
+    same(lab.drivers(), HOMES)
 
 
 @case
