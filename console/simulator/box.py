@@ -144,7 +144,9 @@ class Box:
             )
         self._beat = asyncio.create_task(self._live(now))
         site = self.directory / "site.yaml"
-        site.write_text(self._site(), encoding="utf-8")
+        whole = self.directory / "site.yaml.new"
+        whole.write_text(self._site(), encoding="utf-8")
+        whole.replace(site)  # who waits for the file finds all of it
         return site
 
     async def fail(self) -> None:

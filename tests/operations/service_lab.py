@@ -328,6 +328,20 @@ def _journal(at: Callable[[str], None]) -> Callable[[Path], Journal]:
     return Pointed
 
 
+#: The steps that always have to wait for a while. Whether another one waits is a matter of the moment.
+_SURE_TO_WAIT = frozenset({"free", "ready", "smoke"})
+
+
+def points_in(notes: Path) -> list[str]:
+    """The points that were noted, each once, in order: those that every run comes to."""
+    points = dict.fromkeys(notes.read_text().splitlines())
+    return [
+        point
+        for point in points
+        if not point.startswith("while ") or point.removeprefix("while ") in _SURE_TO_WAIT
+    ]
+
+
 def noting(notes: Path) -> Callable[[str], None]:
     """Writes every point that is passed to a file, a line each."""
 

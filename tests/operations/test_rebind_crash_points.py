@@ -16,7 +16,15 @@ from console.model.operation import Plan
 from console.operations.rebind import plan_rebind
 from console.sources.inventory import read_inventory
 from console.store.lock import holder
-from tests.operations.service_lab import ServiceLab, hurry, killer, noting, service_lab, side_by_side
+from tests.operations.service_lab import (
+    ServiceLab,
+    hurry,
+    killer,
+    noting,
+    points_in,
+    service_lab,
+    side_by_side,
+)
 
 CARD = "0000:e1:00"
 
@@ -132,7 +140,7 @@ def points_of_a_move(side: str) -> list[str]:
         notes = lab.directory / "notes"
         job = lab.put(sides.plan())
         assert lab.run(job, on_point=noting(notes)) == 0, lab.view(job).reasons
-        return list(dict.fromkeys(notes.read_text().splitlines()))
+        return points_in(notes)
 
 
 @pytest.mark.rig

@@ -23,6 +23,7 @@ from tests.operations.service_lab import (
     hurry,
     killer,
     noting,
+    points_in,
     replace_request,
     service_lab,
     side_by_side,
@@ -132,7 +133,7 @@ def points_of_a_switch(lab: ServiceLab) -> list[str]:
     notes = lab.directory / "notes"
     job = lab.put(lab.plan("qwen"))
     assert lab.run(job, on_point=noting(notes)) == 0, lab.view(job).reasons
-    return list(dict.fromkeys(notes.read_text().splitlines()))
+    return points_in(notes)
 
 
 def test_a_switch_has_a_point_before_inside_and_after_every_step() -> None:
@@ -173,7 +174,7 @@ def test_killed_again_at_every_point_of_the_way_back_it_still_comes_to_the_old_m
         job = sides.crash("after systemctl start")
         notes = lab.directory / "back"
         assert lab.run(job, "rollback", noting(notes)) == 4
-        points = list(dict.fromkeys(notes.read_text().splitlines()))
+        points = points_in(notes)
     assert "after stop undoing" in points
     side_by_side(shared_out(points[: points.index("after JobEnd")], killed_on_its_way_back))
 
