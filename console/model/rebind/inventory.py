@@ -88,7 +88,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     framebuffer: str | None = None  # "fb0 (nvidia-drmdrmfb)": a console is drawn on it
     sriov_vfs: int = 0  # virtual functions that are switched on
     upstream: Address | None = None  # the port that it is plugged into
-    bus_reset: bool = False  # the port has a file that resets the bus below it: since Linux 6.13
+    bus_reset: bool = False  # the port has a file that resets the bus below it: see kernel_write.reset_bus
 
     @property
     def gpu(self) -> Function:

@@ -111,7 +111,7 @@ async def set_attribute(runner: Runner, address: Address, name: str, value: str)
 
 
 async def reset(runner: Runner, address: Address) -> Written:
-    """Reset the function by the first method that works. ENOTTY when none did."""
+    """Reset the function by the first method that works. ENOTTY when none did, or it was not ready after."""
     return await write(runner, f"{_device(address)}/reset", "1", deadline=RESET_S)
 
 
@@ -129,7 +129,9 @@ async def rescan(runner: Runner, bridge: Address | None = None) -> Written:
 async def reset_bus(runner: Runner, port: Address) -> Written:
     """Reset the bus below a port, and with it everything that is plugged into it.
 
-    ENOENT before Linux 6.13: a port's own ``reset`` never does it (pci.c, pci_parent_bus_reset).
+    Linux 6.13 brought the file, and updates of older kernels (seen in 6.1.192): ENOENT without it, as a
+    port's own ``reset`` never does it (pci.c, pci_parent_bus_reset). ENOTTY when the bus may not be reset,
+    and also when it was and the link did not come up after it (pci_bridge_wait_for_secondary_bus).
     """
     return await write(runner, f"{_device(port)}/reset_subordinate", "1", deadline=RESET_S)
 

@@ -198,6 +198,7 @@ def _rung_finding(patient: _Patient, rung: Rung) -> Finding:
             told = ", ".join(f"{one.address} ({one.kind}) on {one.driver}" for one in patient.strangers)
             return Finding(id, title, "fail", f"{told} is on the same bus, and would be reset too", COLD)
         if not patient.bus_reset:
-            told = f"this kernel has no file to reset the bus below {patient.port}: Linux 6.13 brought it"
-            return Finding(id, title, "fail", told, COLD)
+            told = f"this kernel has no file to reset the bus below {patient.port}"
+            hint = f"{COLD}; Linux 6.13 and the later updates of older kernels have the file"
+            return Finding(id, title, "fail", told, hint)
     return Finding(id, title, "pass", RUNGS[rung])

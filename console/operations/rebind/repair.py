@@ -150,6 +150,8 @@ class Rescue(Step):
             raise StepFailed(f"pending in the kernel: {written.path}: {written.reason}", stop=True)
         if not written.done:
             words = f"{written.path}: {written.error or written.reason}"
+            if written.error == "ENOTTY":
+                words += ", so no reset was done, or the card did not come back after one"
             raise StepFailed(f"{words}; {self._next}", stop=True)
 
     @property

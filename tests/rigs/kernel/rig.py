@@ -97,8 +97,10 @@ def _share(name: str, folder: Path, model: str) -> tuple[str, ...]:
 def _devices() -> list[str]:
     devices = []
     for card in range(1, 5):  # 0000:01:00.0 and .1 to 0000:04:00.0 and .1, a group each
+        # Above 5 GT/s a port has to report its link, and QEMU's never reports it up again after a reset.
+        speed = 16 if card == 4 else 5
         devices += [
-            f"pcie-root-port,id=port{card},chassis={card},slot={card},bus=pcie.0",
+            f"pcie-root-port,id=port{card},chassis={card},slot={card},bus=pcie.0,x-speed={speed}",
             f"nvme,bus=port{card},addr=0.0,multifunction=on,serial=CARD{card}",
             f"ich9-intel-hda,bus=port{card},addr=0.1",
         ]
