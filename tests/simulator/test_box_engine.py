@@ -61,6 +61,9 @@ async def test_every_metric_has_the_name_labels_and_buckets_of_a_real_server(lab
         "sglang:evicted_tokens_total",
         "sglang:hicache_host_total_tokens",
         "sglang:hicache_host_used_tokens",
+        "sglang:num_retracted_input_tokens_total",
+        "sglang:num_retracted_output_tokens_total",
+        "sglang:num_retracted_requests_total",
     }
     assert len(shared) >= 50
 
