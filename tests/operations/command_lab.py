@@ -6,10 +6,12 @@ import contextlib
 import io
 import os
 import pty
+import signal
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,12 +22,16 @@ from console.operations import context as contexts
 from console.operations import launch
 from console.operations.job import carry_on
 from console.operations.registry import steps_of
+from tests.operations.job_lab import own_children
 from tests.operations.service_lab import ServiceLab
 
 
-def forked_jobs(patch: pytest.MonkeyPatch) -> None:
+@contextlib.contextmanager
+def forked_jobs(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Jobs that commands start are forked from the test and share its short waits."""
     patch.setattr(launch, "submit", partial(launch.submit, starter=forking))
+    with own_children(patch):
+        yield
 
 
 class Forked:
@@ -43,7 +49,13 @@ class Forked:
         return self._code
 
     def kill(self) -> None:
-        os.kill(self.pid, 9)
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
 
 
 def forking(state: object, job: str, direction: str, site: object) -> Forked:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,11 +20,15 @@ from console.model.operation import Actor, Direction, Event, JobStart, Plan, Pla
 from console.model.profile import Profile
 from console.model.site import Site
 from console.operations import job as job_process
+from console.operations import launch
 from console.operations.job import carry_on
 from console.operations.step import Context, Step, StepFailed
 from console.store.job_directory import JobFile, SiteFile, create_job, new_id
 from console.store.journal import Journal
 from console.store.state import State
+
+if TYPE_CHECKING:
+    import pytest  # a job's process does without it
 
 OLD = "old\n" * 200
 NEW = "new\n" * 300
@@ -190,6 +194,16 @@ def put_on_disk(state: State, plan: Plan) -> str:
     begun = JobStart(at=now, direction="forward", pid=1, start_ticks=0, boot_id="another boot")
     create_job(state, file, SiteFile(site=Site(), profiles=()), begun)
     return job
+
+
+@contextmanager
+def own_children(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The processes of jobs that a test starts end with it, and are no other test's."""
+    patch.setattr(launch, "_children", [])
+    yield
+    for child in launch._children:
+        child.kill()
+        child.wait()
 
 
 class PointedJournal(Journal):

@@ -21,7 +21,7 @@ from console.store.job_directory import journal_path
 from console.store.jobs import get_job
 from console.store.journal import Journal
 from console.store.state import State
-from tests.operations.job_lab import in_a_process, make_old, plan_in, put_on_disk, world
+from tests.operations.job_lab import in_a_process, make_old, own_children, plan_in, put_on_disk, world
 from tests.operations.test_launch import ended, lab_command, submitted, until, waiting
 from tests.rigs.terminal import Terminal
 
@@ -34,10 +34,8 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(launch, "job_command", lab_command)
     monkeypatch.setattr(launch, "SYSTEMD", Path("/nowhere"))
     monkeypatch.setenv("PYTHONPATH", str(TREE))
-    yield
-    for child in launch._children:
-        child.kill()
-        child.wait()
+    with own_children(monkeypatch):
+        yield
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from console.store.jobs import get_job, list_jobs, survey
 from console.store.lock import Holder, Locked, hold, holder
 from console.store.process import this_process
 from console.store.state import State, StateProblem
-from tests.operations.job_lab import in_a_process, make_old, plan_in, put_on_disk, world
+from tests.operations.job_lab import in_a_process, make_old, own_children, plan_in, put_on_disk, world
 
 ACTOR = Actor("tester", "10.0.0.9 50022 10.0.0.1 22")
 
@@ -59,10 +59,8 @@ def submitted(state: State, plan: Plan, note: str | None = None) -> str:
 def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(launch, "job_command", lab_command)
     monkeypatch.setattr(launch, "SYSTEMD", Path("/nowhere"))
-    yield
-    for child in launch._children:
-        child.kill()
-        child.wait()
+    with own_children(monkeypatch):
+        yield
 
 
 @pytest.fixture

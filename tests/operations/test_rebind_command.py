@@ -23,10 +23,10 @@ def shared_box() -> Iterator[ServiceLab]:
 
 
 @pytest.fixture
-def lab(shared_box: ServiceLab, monkeypatch: pytest.MonkeyPatch) -> ServiceLab:
+def lab(shared_box: ServiceLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceLab]:
     hurry(monkeypatch)
-    forked_jobs(monkeypatch)
-    return shared_box
+    with forked_jobs(monkeypatch):
+        yield shared_box
 
 
 def untouched(lab: ServiceLab) -> bool:
